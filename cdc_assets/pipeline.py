@@ -18,7 +18,7 @@ from cdc_assets.config.addresses import (
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.staged.places import staged_places
 from cdc_assets.log.store import LogStore
-from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
+from cdc_assets.postgres.session.connect import LOCK_SECONDS, ONLY_READS, connect
 from cdc_assets.postgres.session.kept import KeptConnection
 
 # An outage that only new sessions meet is noticed by then.
@@ -50,13 +50,17 @@ class Pipeline:
         """An ordinary connection to the source; the caller closes it.
 
         A connection that ``reads`` a table's rows waits for as long as the table is locked; any
-        other raises psycopg.errors.LockNotAvailable after LOCK_SECONDS.
+        other raises psycopg.errors.LockNotAvailable after LOCK_SECONDS. Whatever is below a view,
+        it writes nothing.
         """
-        return connect(
+        connection = connect(
             self.source_dsn,
             application_name=f"cdc_assets {self.config.name} {purpose}",
             lock_seconds=None if reads else LOCK_SECONDS,
         )
+        if reads:
+            connection.execute(ONLY_READS)
+        return connection
 
     @property
     def replication_dsn(self) -> str:

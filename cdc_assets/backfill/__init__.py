@@ -17,6 +17,10 @@ more, by key. Changes that aren't applied yet come later, as ever. Nothing is sa
 rows, pages or readers, so there may be any number of these. A row that some earlier snapshot of the
 lake has as it was read isn't written (``equal``).
 
+In query mode the log is of polls, and has rows with LSNs of after they were read: there the present
+LSN is such an h at once (``horizons``). A key that a lookup at h doesn't find is gone, even if a
+poll before h found it.
+
 The low watermark alone, as published descriptions have it, isn't a horizon: a transaction is in the
 WAL before it is visible (``postgres.horizon``), and its row that was read would win over it.
 """

@@ -30,6 +30,7 @@ from cdc_assets.backfill.reader import (
     Rewritten,
     TooLong,
 )
+from cdc_assets.backfill.request import refuse_masked_key
 from cdc_assets.backfill.round import KEYS, ROUNDS, Chunk, Round, together
 from cdc_assets.backfill.surplus import Surplus
 from cdc_assets.errors import CdcError, Fenced, TablePaused, TableProblem, first_line
@@ -211,6 +212,8 @@ class _Backfilling:
         table = self.backfill.table
         lake = comparable(self.pipeline, table)
         refuse_uncorrectable(lake)
+        if self.backfill.replaces:
+            refuse_masked_key(lake)
         begun = record.backfill(self.pipeline.store, self.backfill.number)
         if begun.epoch and begun.epoch != lake.row.epoch:
             raise TableProblem(
@@ -222,7 +225,7 @@ class _Backfilling:
         """Wait for the first one. Whatever it doesn't cover is in the log from the offset on."""
         cursor = self.pipeline.store.cursor(lake.row.table)
         offset = cursor.offset if cursor else 0
-        horizons = Horizons(offset)
+        horizons = Horizons(offset, of_commits=self.pipeline.config.publishes)
         self._await(horizons, 0)
         return horizons, offset
 

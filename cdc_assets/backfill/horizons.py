@@ -1,10 +1,16 @@
-"""The horizons of a backfill: the last one that is proven, and the next one."""
+"""The horizons of a backfill: the last one that is proven, and the next one.
+
+In query mode the log has rows as polls read them, with LSNs of after they were read. What has a
+lower LSN than the present one was read by an earlier snapshot than any to come, whatever committed
+when: so that is a horizon at once, and no transaction that lasts holds it up.
+"""
 
 from __future__ import annotations
 
 from threading import Lock
 from typing import NamedTuple
 
+from cdc_assets.poller.source import position
 from cdc_assets.postgres.horizon import Horizon
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import Connection
@@ -21,10 +27,14 @@ class Proven(NamedTuple):
 
 
 class Horizons:
-    """Of all readers of a backfill. ``offset``: how far the log is applied, see :meth:`reached`."""
+    """Of all readers of a backfill. ``offset``: how far the log is applied, see :meth:`reached`.
 
-    def __init__(self, offset: int) -> None:
+    ``of_commits``: whether the log is; else it is of polls.
+    """
+
+    def __init__(self, offset: int, *, of_commits: bool = True) -> None:
         self._offset = offset
+        self._of_commits = of_commits
         self._candidate: tuple[Horizon, int] | None = None
         self._proven: Proven | None = None
         self._lock = Lock()
@@ -37,6 +47,10 @@ class Horizons:
     def latest(self, source: Connection) -> Proven | None:
         """The last one that is proven by now; None if none is. One at a time is observed."""
         with self._lock:
+            if not self._of_commits:
+                offset = self._offset  # before the look
+                self._proven = Proven(position(source), offset)
+                return self._proven
             if self._candidate is not None and self._candidate[0].is_proven(source):
                 horizon, offset = self._candidate
                 self._proven, self._candidate = Proven(horizon.lsn, offset), None

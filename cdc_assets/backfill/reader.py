@@ -29,7 +29,7 @@ from cdc_assets.materializer.reread import column_names, refuse_renamed, texts_o
 from cdc_assets.pins.reader import OpenTransaction, snapshot_reader
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import check_oid, heaps
+from cdc_assets.postgres.catalog import NO_FILE, check_oid, heaps
 from cdc_assets.postgres.copy_out.values import TEXT
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.key_lookup import Key
@@ -100,6 +100,11 @@ class Plan:
     hold_at_most: float
     chunks: Sequence[tuple[int, CtidRange]]
     by_index: bool
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether its rows are in files; those of a view or a foreign table aren't."""
+        return not self.files.endswith(f":{NO_FILE}")
 
 
 def files_of(source: Connection, lake: LakeTable) -> str:
@@ -243,7 +248,7 @@ class _Reader:
         # A filter of the table comes first: what it leaves out isn't looked at any further.
         where = [row_filter(source, self._pipeline.config, lake.row), self._plan.predicate]
         by_index = self._plan.by_index and pages == WHOLE
-        within = [] if by_index else [pages.predicate]
+        within = [] if by_index or not self._plan.has_pages else [pages.predicate]
         among = " and ".join([*within, *(f"({one})" for one in where if one is not None)])
         numbers = {c.source.number for c in [*lake.columns, *lake.key]}
         rows = filtered(lake.table.rows, among, [n for at, n in names.items() if at in numbers])

@@ -30,27 +30,25 @@ def request(
     predicate: str | None = None,
     *,
     replaces: bool = False,
+    deletes: bool = False,
     by: str = "cdc-assets backfill",
 ) -> Backfill:
     """Record a backfill of the rows that ``predicate`` has, of all without one.
 
-    ``replaces``: rows that only the lake has are removed. Raises TableProblem or ConfigurationError
-    if it can't be done.
+    ``replaces``: rows that only the lake has are removed; ``deletes``: that alone. Raises
+    TableProblem or ConfigurationError if it can't be done.
     """
     lake = comparable(pipeline, table)
     refuse_uncorrectable(lake)
+    replaces = replaces or deletes
     if replaces and predicate is not None:
         raise ConfigurationError(
             "where and replace exclude each other: which rows only the lake has is known of the"
             " whole table alone.",
             "Leave one of them out.",
         )
-    if replaces and any(column.mask is not None for column in lake.key):
-        raise TableProblem(
-            table,
-            "its key is masked, so that its rows can't be looked up at the source",
-            copy_anew(table),
-        )
+    if replaces:
+        refuse_masked_key(lake)
     with pipeline.connect_source("backfill") as source:
         if source.info.server_version < TID_RANGE_SCANS:
             raise TableProblem(
@@ -63,7 +61,19 @@ def request(
                 understood(source, table, predicate)
             except ConditionProblem as problem:  # whoever asks has written it
                 raise ConfigurationError(problem.what, problem.remedy) from problem
+    if deletes:
+        predicate = record.NO_ROWS
     return record.request(pipeline.store, table, predicate, replaces=replaces, by=by)
+
+
+def refuse_masked_key(lake: LakeTable) -> None:
+    """Raise TableProblem for a table none of whose keys would be found at the source."""
+    if any(column.mask is not None for column in lake.key):
+        raise TableProblem(
+            lake.row.table,
+            "its key is masked, so that its rows can't be looked up at the source",
+            copy_anew(lake.row.table),
+        )
 
 
 # The chunk of a condition that an index serves: all pages at once.

@@ -42,6 +42,7 @@ def _first(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[s
 )
 @click.option("--where", metavar="SQL", help="Only these rows: an immutable condition.")
 @click.option("--replace", is_flag=True, help="Remove rows that only the lake has, too.")
+@click.option("--deletes", is_flag=True, help="Only remove rows that the source doesn't have.")
 @click.option("--wait", is_flag=True, help="Carry it out here, and return when it has ended.")
 @click.option("--list", "lists", is_flag=True, help="List the backfills of the source.")
 @json_option
@@ -51,6 +52,7 @@ def backfill(
     what: tuple[str, ...],
     where: str | None,
     replace: bool,
+    deletes: bool,
     wait: bool,
     lists: bool,
     as_json: bool,
@@ -87,7 +89,7 @@ def backfill(
             if len(what) > 1:
                 raise ConfigurationError("name one table, whose rows are read again.")
             [table] = selected(config, what)
-            done = request(pipeline, table, where, replaces=replace)
+            done = request(pipeline, table, where, replaces=replace, deletes=deletes)
             number = done.number
         if wait and not done.has_ended and done.state != "paused":
             stop = until_told()

@@ -154,23 +154,21 @@ def resume(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
 def drop_source(ctx: click.Context, yes: str | None, files: bool, as_json: bool) -> None:
     """Give the source up: slot and publication are removed, the lake tables stay."""
     from cdc_assets.operations.drop import drop_source as drop
+    from cdc_assets.operations.drop import refuse_unmeant
 
     config = config_of(ctx)
-    if yes != config.name:
-        raise ConfigurationError(
-            f"this removes the slot {config.slot} and the publication {config.publication}.",
-            f"Say --yes {config.name} if that is meant.",
-        )
+    refuse_unmeant(config, yes, f"Say --yes {config.name} if that is meant.")
     with opened(config) as pipeline:
         done = drop(pipeline, files=files)
     if as_json:
         echo({"source": config.name, **asdict(done)})
         return
-    say(f"slot {config.slot}: {'removed' if done.slot else 'there was none'}")
+    if config.decodes:
+        say(f"slot {config.slot}: {'removed' if done.slot else 'there was none'}")
     if done.refused:
         for todo in done.refused:
             note(todo)
-    else:
+    elif config.decodes:
         gone = "removed" if done.publication else "there was none"
         say(f"publication {config.publication}: {gone}")
     if files:

@@ -18,6 +18,7 @@ from cdc_assets.cli.group import (
 from cdc_assets.cli.outcomes import echo
 from cdc_assets.cli.terminal import note, say, show_compared, show_findings, show_health
 from cdc_assets.config.addresses import selected, services
+from cdc_assets.config.query.refused import refuse_queried
 
 
 @cli.command(
@@ -83,6 +84,7 @@ def verify(
     from cdc_assets.operations import whole as commands
 
     config = config_of(ctx)
+    refuse_queried(config, "verify")
     wanted = selected(config, tables)
     with opened(config) as pipeline:
         found = commands.verify_tables(pipeline, wanted, note, show_keys=show_keys, repair=repair)

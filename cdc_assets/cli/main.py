@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from cdc_assets.cli import backfills, beginning, commands, looks, moments
 from cdc_assets.cli.group import cli
+from cdc_assets.cli.readers import groups
+from cdc_assets.cli.state import moving
 
-__all__ = ["backfills", "beginning", "cli", "commands", "looks", "main", "moments"]
+__all__ = [
+    "backfills",
+    "beginning",
+    "cli",
+    "commands",
+    "groups",
+    "looks",
+    "main",
+    "moments",
+    "moving",
+]
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import EnvironmentProblem
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.session.connect import of_standby
 from cdc_assets.process.home import home
 
 
@@ -24,7 +25,8 @@ def embedded_postgres(config: SourceConfig) -> EmbeddedPostgres:
 def source_dsn(config: SourceConfig) -> str:
     """Where the source is; raises EnvironmentProblem if it is embedded and doesn't run."""
     if config.postgres.dsn is not None:
-        return config.postgres.dsn.get_secret_value()
+        given = config.postgres.dsn.get_secret_value()
+        return of_standby(given) if config.postgres.standby or config.query is not None else given
     dsn = embedded_postgres(config).dsn()
     if dsn is None:
         raise EnvironmentProblem(

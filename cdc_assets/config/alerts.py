@@ -1,4 +1,4 @@
-"""The sections ``alerts:`` and ``openlineage:`` of the configuration: what is told, and to whom.
+"""The sections ``alerts:``, ``openlineage:`` and ``metrics:``: what is told, and to whom.
 
 Webhook addresses and passwords are secrets: write ``${VAR}``, the environment has the value.
 """
@@ -165,7 +165,7 @@ class OpenLineageConfig(Section):
 
     url: HttpAddress | None = None
     """The backend's address, as of Marquez: https://host:5000."""
-    api_key: SecretStr | None = None
+    api_key: PlainSecret | None = None
     """Its key; best ${OPENLINEAGE_API_KEY}."""
     namespace: Annotated[str, Field(min_length=1)] = "cdc_assets"
     """Of the jobs, <source>.copy.<table> and <source>.merge.<table>."""
@@ -182,3 +182,16 @@ class OpenLineageConfig(Section):
 def sink_keys(config: AlertsConfig) -> list[str]:
     """A name for each sink, by its place; no address, which may be a secret."""
     return [f"{place}:{sink.type}" for place, sink in enumerate(config.sinks)]
+
+
+class MetricsConfig(Section):
+    """The flusher's endpoint: /metrics for Prometheus, /live and /ready; none without a port."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Where it listens."""
+    host: str = "127.0.0.1"
+    """On which address; without a token, whoever reaches it may read all metrics."""
+    token: PlainSecret | None = None
+    """What /metrics wants as Authorization: Bearer …; /live and /ready want nothing."""
+    tables: bool = False
+    """Whether there are figures of each table, besides those of the source: some ten a table."""

@@ -234,3 +234,16 @@ def _http(value: SecretStr) -> SecretStr:
 
 HttpAddress = Annotated[SecretStr, AfterValidator(_http)]
 """Of a service; it may have a token in it."""
+
+
+def revealed(value: Any) -> Any:
+    """A configuration's value as it may be written for a child: secrets in plain text."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {key: revealed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [revealed(item) for item in value]
+    return value

@@ -16,7 +16,6 @@ from cdc_assets.config.base import (
     Dsn,
     Duration,
     Namespace,
-    PlainSecret,
     Section,
     Size,
     TableText,
@@ -24,6 +23,7 @@ from cdc_assets.config.base import (
     plain_place,
     readable_address,
 )
+from cdc_assets.postgres.names import TableId
 
 
 class PostgresConfig(Section):
@@ -39,9 +39,19 @@ class PostgresConfig(Section):
     """Major version of the embedded Postgres."""
     demo: bool = False
     """Fill the embedded Postgres with the demo tables and keep traffic on them."""
+    standby: bool = False
+    """``dsn`` is a hot standby's, from Postgres 16 on: slot and copies are there. The publication,
+    which only the primary can have made, is made there by hand."""
+    primary_dsn: Dsn | None = None
+    """Of a standby's primary, where a role may have it say at once which transactions run
+    (pg_log_standby_snapshot), which a slot on the standby waits for. Nothing else is done there."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
+        if self.standby and self.embedded:
+            raise ValueError("standby: true goes with dsn; an embedded Postgres is none")
+        if self.primary_dsn is not None and not self.standby:
+            raise ValueError("primary_dsn goes with standby: true; else the primary is dsn")
         if (self.dsn is None) == (not self.embedded):
             raise ValueError("give either dsn: postgresql://… or embedded: true")
         if self.demo and not self.embedded:
@@ -229,19 +239,6 @@ class SparkConfig(Section):
         return value
 
 
-class MetricsConfig(Section):
-    """The flusher's endpoint: /metrics for Prometheus, /live and /ready; none without a port."""
-
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Where it listens."""
-    host: str = "127.0.0.1"
-    """On which address; without a token, whoever reaches it may read all metrics."""
-    token: PlainSecret | None = None
-    """What /metrics wants as Authorization: Bearer …; /live and /ready want nothing."""
-    tables: bool = False
-    """Whether there are figures of each table, besides those of the source: some ten a table."""
-
-
 def _dividing(value: timedelta | None) -> timedelta | None:
     """An interval that a cron line can say."""
     minutes = value.total_seconds() / 60 if value is not None else 60
@@ -285,6 +282,18 @@ class MarksConfig(Section):
     """How often one is made by itself; null: only by hand. Its name is the time, as in UTC."""
     keep: Annotated[int, Field(ge=1, le=1_000)] = 7
     """So many of those are kept; marks that were made by hand stay until they are dropped."""
+
+
+class MarkersConfig(Section):
+    """Rows of a table ask for marks, which every deployment of the source makes at one commit."""
+
+    table: TableText | None = None
+    """A published table of the source, with columns marker and name: a row that is inserted makes
+    the mark of that name where its transaction commits. No pattern of tables: stands for it."""
+
+    @property
+    def id(self) -> TableId | None:
+        return None if self.table is None else TableId.parse(self.table)
 
 
 class KeepSnapshotsConfig(Section):

@@ -11,6 +11,7 @@ from cdc_assets.config.base import Dsn, Duration, Section
 
 Strategy = Literal["pinned", "incremental", "auto"]
 PinBy = Literal["slot", "lock"]
+_LSN = r"^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$"
 
 
 class CopyFromConfig(Section):
@@ -23,7 +24,7 @@ class CopyFromConfig(Section):
     taken under a snapshot of cdc-assets pin --hold; without dsn and lsn, tables wait for it."""
     dsn: Dsn | None = None
     """Its address, of a role that reads the tables."""
-    lsn: Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$")] | None = None
+    lsn: Annotated[str, Field(pattern=_LSN)] | None = None
     """Of a dump: the LSN that was named together with its snapshot. Others know their own."""
     replication_dsn: Dsn | None = None
     """The same of a role that may replicate, where that one may not: it is asked for timelines."""
@@ -34,6 +35,31 @@ class CopyFromConfig(Section):
             raise ValueError("give dsn, and no lsn: only a dump doesn't know its own")
         if self.kind == "dump" and (self.dsn is None) != (self.lsn is None):
             raise ValueError("give dsn and lsn of a dump; or neither, until there is one")
+        return self
+
+
+class AdoptConfig(Section):
+    """A lake table that is there already, and is kept current without a copy; true alone will do.
+
+    Without lsn and mark nothing is applied to it until verify --repair has corrected its rows.
+    """
+
+    lsn: Annotated[str, Field(pattern=_LSN)] | None = None
+    """The LSN below which it has whatever committed. The table's log has to begin no later."""
+    mark: str | None = None
+    """A mark of ours (its tag is mark_<name>) that it has the rows of; the tag knows the LSN."""
+    wait: bool = False
+    """Have its log begin, and wait for lsn or mark: while something else fills the table still."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alone(cls, value: object) -> object:
+        return {} if value is True else value
+
+    @model_validator(mode="after")
+    def _one_position(self) -> Self:
+        if (self.lsn is not None) + (self.mark is not None) + self.wait > 1:
+            raise ValueError("give one of lsn, mark and wait")
         return self
 
 

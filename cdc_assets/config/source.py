@@ -13,12 +13,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -26,10 +26,20 @@ from pydantic import (
     model_validator,
 )
 
-from cdc_assets.config.alerts import AlertsConfig, OpenLineageConfig
-from cdc_assets.config.base import Section
-from cdc_assets.config.collisions import refuse_collisions, refuse_shared_places
+from cdc_assets.config.alerts import AlertsConfig, MetricsConfig, OpenLineageConfig
+from cdc_assets.config.base import Section, revealed
+from cdc_assets.config.collisions import (
+    refuse_adoption,
+    refuse_collisions,
+    refuse_found,
+    refuse_on_standby,
+    refuse_shared_places,
+)
+from cdc_assets.config.groups.consumers import ConsumerConfig, named_apart
+from cdc_assets.config.groups.lakes import LogConfig, refuse_beside_log
 from cdc_assets.config.patterns import TablePattern
+from cdc_assets.config.query.refused import refuse_in_query_mode
+from cdc_assets.config.query.sections import QueryConfig
 from cdc_assets.config.reading.documents import value_of
 from cdc_assets.config.reading.expansion import Client, expanded, resolved
 from cdc_assets.config.reading.explained import explained
@@ -37,8 +47,8 @@ from cdc_assets.config.sections import (
     BackfillsConfig,
     LakeConfig,
     MaintenanceConfig,
+    MarkersConfig,
     MarksConfig,
-    MetricsConfig,
     PostgresConfig,
     S3Config,
     SparkConfig,
@@ -68,7 +78,11 @@ class SourceConfig(Section):
     slot: str = ""
     """The replication slot; by default cdc_<name>."""
     publication: str = ""
-    """The publication; by default cdc_<name>."""
+    """The publication; by default cdc_<name>. With log: that of the other source."""
+    query: QueryConfig | None = None
+    """Query mode, for a source that can't be decoded: changes are found by queries."""
+    log: LogConfig | None = None
+    """A second lake: changes are those that another source has staged."""
     tables: tuple[TableConfig, ...]
     """What is replicated: names, patterns, or mappings with settings."""
     patterns: tuple[TableConfig, ...] = ()
@@ -93,7 +107,10 @@ class SourceConfig(Section):
     maintenance: MaintenanceConfig = MaintenanceConfig()
     verify: VerifyConfig = VerifyConfig()
     marks: MarksConfig = MarksConfig()
+    markers: MarkersConfig = MarkersConfig()
     backfills: BackfillsConfig = BackfillsConfig()
+    consumers: Annotated[tuple[ConsumerConfig, ...], AfterValidator(named_apart)] = ()
+    """Programs that read the log beside the lake (docs/operate/consumers.md)."""
     alerts: AlertsConfig = AlertsConfig()
     openlineage: OpenLineageConfig | None = None
     """null: no events."""
@@ -104,7 +121,7 @@ class SourceConfig(Section):
         # A parent hands down an expanded configuration: a password may have "${…}" in it.
         if (info.context or {}).get("expanded"):
             return data
-        _refuse_found(data)
+        refuse_found(data)
         return expanded(data, (info.context or {}).get("secrets"))
 
     @field_validator("tables")
@@ -130,9 +147,12 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _defaults_and_collisions(self) -> Self:
-        object.__setattr__(self, "slot", self.slot or f"cdc_{self.name}")
-        object.__setattr__(self, "publication", self.publication or f"cdc_{self.name}")
-        if not re.fullmatch(r"[a-z0-9_]{1,63}", self.slot):
+        refuse_beside_log(self)
+        refuse_in_query_mode(self)
+        if self.query is None:
+            object.__setattr__(self, "slot", self.slot or f"cdc_{self.name}")
+            object.__setattr__(self, "publication", self.publication or f"cdc_{self.log_name}")
+        if self.query is None and not re.fullmatch(r"[a-z0-9_]{1,63}", self.slot):
             raise ValueError("slot: Postgres allows lower-case letters, digits and underscores")
         patterns = [table for table in self.tables if table.pattern is not None]
         if patterns:
@@ -142,6 +162,7 @@ class SourceConfig(Section):
             object.__setattr__(self, "tables", named)
             object.__setattr__(self, "patterns", tuple(patterns))
         refuse_collisions(self)
+        refuse_adoption(self)
         return self
 
     @field_validator("mask_salt")
@@ -166,6 +187,7 @@ class SourceConfig(Section):
     @model_validator(mode="after")
     def _apart(self) -> Self:
         refuse_shared_places(self)
+        refuse_on_standby(self)
         return self
 
     @property
@@ -199,9 +221,24 @@ class SourceConfig(Section):
         """Whether a table's changes are followed; else it is copied, once."""
         return self.snapshot.mode != "snapshot_only"
 
+    @property
+    def publishes(self) -> bool:
+        """Whether they are those of a publication; else they are queried, if followed."""
+        return self.streams and self.query is None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether they come from a slot of its own; else they are queried, or another's."""
+        return self.publishes and self.log is None
+
+    @property
+    def log_name(self) -> str:
+        """Of the source whose staged files its log has: its own, or the one that ``log`` names."""
+        return self.name if self.log is None else self.log.of
+
     @cached_property
     def staging_uri(self) -> str:
-        return self.staging.uri or (home() / self.name / "staging").as_uri()
+        return self.staging.uri or (home() / self.log_name / "staging").as_uri()
 
     @cached_property
     def warehouse(self) -> str:
@@ -224,7 +261,7 @@ class SourceConfig(Section):
 
     @cached_property
     def _dumped(self) -> str:
-        return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
+        return json.dumps(revealed(self.model_dump(mode="python", by_alias=True)))
 
     def lake_name(self, table: TableId) -> str:
         """The table's name in the lake: ``as``, or its own, with the schema if it is not alone."""
@@ -279,27 +316,6 @@ class SourceConfig(Section):
         raise ConfigurationError(
             f"table {wanted} is not in the configuration of source {self.name}.", remedy
         )
-
-
-def _refuse_found(data: Any) -> None:
-    """Nobody writes what ``setup.discovery`` finds."""
-    if isinstance(data, Mapping):
-        tables = data.get("tables")
-        entries = [data, *(tables if isinstance(tables, list | tuple) else ())]
-        if any(isinstance(e, Mapping) and (e.get("patterns") or e.get("found")) for e in entries):
-            raise ValueError("patterns and found: unknown keys; remove them")
-
-
-def _revealed(value: Any) -> Any:
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Mapping):
-        return {key: _revealed(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_revealed(item) for item in value]
-    return value
 
 
 def parse_config(

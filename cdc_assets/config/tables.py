@@ -21,7 +21,8 @@ from cdc_assets.config.base import (
 )
 from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.config.patterns import TablePattern
-from cdc_assets.config.snapshot import PinBy, Strategy
+from cdc_assets.config.query.sections import WatermarkConfig
+from cdc_assets.config.snapshot import AdoptConfig, PinBy, Strategy
 from cdc_assets.masks import MaskKind
 from cdc_assets.postgres.names import TableId, is_free_in_lake, lake_column
 from cdc_assets.postgres.publication.row_filters import refuse_text
@@ -233,6 +234,12 @@ class TableConfig(Section):
     """How its first copy is made, instead of snapshot.strategy."""
     pin: PinBy | None = None
     """What its pins are made with, instead of snapshot.pin."""
+    adopt: AdoptConfig | None = None
+    """Take its lake table over that is there already, instead of a copy."""
+    watermark: WatermarkConfig | None = None
+    """In query mode: by what its changes are found."""
+    key: tuple[str, ...] = ()
+    """In query mode: what identifies a row of a view, a foreign table, or a table without a key."""
     freshness: FreshnessConfig = FreshnessConfig()
     owners: tuple[Owner, ...] | None = None
     """Who looks after its assets, instead of the source's owners."""
@@ -261,6 +268,11 @@ class TableConfig(Section):
         for text in value:
             parse_order(text)
         return value
+
+    @field_validator("adopt", mode="before")
+    @classmethod
+    def _not_false(cls, value: object) -> object:
+        return None if value is False else value
 
     @model_validator(mode="after")
     def _told_once(self) -> Self:
@@ -296,7 +308,7 @@ class TableConfig(Section):
     def _of_one_table(self) -> Self:
         if self.pattern is not None:
             plain = type(self).model_fields
-            for key in ("as_", "only", "columns", "where", "partition_by", "sort_by"):
+            for key in ("as_", "only", "columns", "where", "partition_by", "sort_by", "key"):
                 if getattr(self, key) != plain[key].default:
                     what = plain[key].alias or key
                     raise ValueError(f"{what} is for a table that is named, not for {self.name}")

@@ -23,7 +23,7 @@ from cdc_assets.log.asked import wishes as pauses
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.texts import counted, described
 from cdc_assets.operations import copying
-from cdc_assets.operations.drop import drop_source
+from cdc_assets.operations.drop import drop_source, refuse_unmeant
 from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.operations.repair import repairer
 from cdc_assets.pipeline import Pipeline
@@ -79,6 +79,16 @@ class DropConfig(dg.Config):
 def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
     """``resync_<source>``, and the like for what else a person decides."""
     none_yet: dict[str, Any] = {"tables": []}
+    compares = [
+        job_of(
+            source,
+            "verify",
+            _verify(source),
+            "Compares every row of source and lake at one LSN, and names the keys that differ."
+            " Costs about one copy. With repair: true, these keys are corrected.",
+            {**none_yet, "repair": False},
+        )
+    ]
     return [
         job_of(
             source,
@@ -104,14 +114,7 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
             " every table copied anew.",
             none_yet,
         ),
-        job_of(
-            source,
-            "verify",
-            _verify(source),
-            "Compares every row of source and lake at one LSN, and names the keys that differ."
-            " Costs about one copy. With repair: true, these keys are corrected.",
-            {**none_yet, "repair": False},
-        ),
+        *(compares if source.query is None else ()),
         job_of(
             source,
             "remove",
@@ -267,11 +270,7 @@ def _drop(source: SourceConfig) -> dg.OpDefinition:
     @dg.op(name=f"drop_source_{source.name}")
     @run_of(source)
     def drop(context: dg.OpExecutionContext, config: DropConfig) -> None:
-        if config.source != source.name:
-            raise ConfigurationError(
-                f"this removes the slot {source.slot} and the publication {source.publication}.",
-                f"Type source: {source.name} if that is meant.",
-            )
+        refuse_unmeant(source, config.source, f"Type source: {source.name} if that is meant.")
         with Pipeline.open(source) as pipeline:
             done = drop_source(pipeline, files=config.files)
         context.add_output_metadata(

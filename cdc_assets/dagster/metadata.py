@@ -13,6 +13,7 @@ from cdc_assets.dagster.names import TableAssets
 from cdc_assets.lake.comments import PROPERTY as COMMENT
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.copies.chunks import ChunkProgress
+from cdc_assets.log.staged.places import staged_places
 from cdc_assets.log.staged.storage import folder_name
 from cdc_assets.materializer.drain import Drained
 from cdc_assets.messages.texts import COLUMN_COMMENT, TABLE_COMMENT, bounded
@@ -72,7 +73,7 @@ _STAGED = {
 def staged_metadata(names: TableAssets) -> dict[str, Any]:
     """Of the staged log's definition."""
     return {
-        "dagster/uri": f"{names.config.staging_uri}/{names.config.name}/{folder_name(names.table)}",
+        "dagster/uri": f"{staged_places(names.config)[0].uri}/{folder_name(names.table)}",
         "dagster/column_schema": dg.TableSchema(
             columns=[dg.TableColumn(name, *rest) for name, rest in _STAGED.items()]
         ),

@@ -110,6 +110,14 @@ class TableAssets:
     def staged_log(self) -> dg.AssetKey:
         return self._path("staged_log")
 
+    @property
+    def first_log(self) -> dg.AssetKey | None:
+        """Of a second lake: the staged log of the first, whose keys begin as its own do."""
+        if (log := self.config.log) is None:
+            return None
+        first = self.config.model_copy(update={"name": log.of, "log": None})
+        return TableAssets(first, self.table).staged_log
+
     @cached_property
     def lake(self) -> dg.AssetKey:
         namespace, name = self.config.lake_identifier(self.table)

@@ -31,12 +31,14 @@ from cdc_assets.errors import (
 )
 from cdc_assets.flusher.guard import Guard
 from cdc_assets.flusher.pin_keeper import PinKeeper
+from cdc_assets.flusher.polling import Polling
 from cdc_assets.flusher.progress import Progress
 from cdc_assets.flusher.report.reporter import Health
 from cdc_assets.flusher.reviewer import Reviewer
 from cdc_assets.flusher.session import Session
 from cdc_assets.flusher.standstill import Standstill, Stuck
 from cdc_assets.flusher.stream import SlotInUse, StreamLost
+from cdc_assets.flusher.without_slot.relaying import Relaying
 from cdc_assets.log.locks import flusher_lock
 from cdc_assets.log.sessions.flusher_status import active_flusher
 from cdc_assets.log.sessions.heartbeat import Heart
@@ -46,9 +48,10 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.process.backoff import Backoff
 from cdc_assets.process.lifeline import die_with_parent, read_settings
 from cdc_assets.process.traces import log_level, log_to_stderr
-from cdc_assets.readiness.admission import admit
+from cdc_assets.readiness.admission import admit, refuse_other_cluster
 from cdc_assets.readiness.flushing import refuse_to_flush
 from cdc_assets.readiness.foreign_errors import explained
+from cdc_assets.readiness.source.record import PASSING
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +168,12 @@ class _Flusher:
                 if not self._config.streams:
                     self._stop.wait()  # nothing is streamed: the pins are held, that is all
                     return
+                if self._config.log is not None:
+                    self._relays(pipeline)
+                    return
+                if self._config.query is not None:
+                    self._polls(pipeline)
+                    return
                 flushed = admit(pipeline)
                 self._progress.flushed = flushed
                 logger.info("streaming from %s", flushed)
@@ -195,6 +204,24 @@ class _Flusher:
             if judged is error:
                 raise
             raise judged from error
+
+    def _polls(self, pipeline: Pipeline) -> None:
+        """Query mode: a session that polls instead of streaming."""
+        with pipeline.connect_source("flusher check") as source:
+            refuse_other_cluster(source, pipeline.store)
+        self._streamed = True
+        flushed = pipeline.store.flushed_lsn() or Lsn.ZERO
+        self._progress.flushed = flushed
+        logger.info("querying from %s", flushed)
+        Polling(pipeline, flushed, self._progress, stop=self._stop, until=self._until).run()
+
+    def _relays(self, pipeline: Pipeline) -> None:
+        """A second lake: a session that passes on what another source stages."""
+        self._streamed = True
+        holder = self._heart.holder
+        session = Relaying(pipeline, self._progress, holder, stop=self._stop, until=self._until)
+        logger.info("passing on from %s", pipeline.store.flushed_lsn())
+        session.run()
 
     def _wait_for_turn(self, store: LogStore) -> bool:
         """True once the lock is ours; False if there is nothing left to wait for."""
@@ -239,7 +266,7 @@ class _Flusher:
             return True
         if isinstance(error, Stuck) and self._until is not None:
             return False  # a caller waits for this run
-        if isinstance(error, SourceMismatch) and error.codes != ("in_recovery",):
+        if isinstance(error, SourceMismatch) and not PASSING.issuperset(error.codes):
             return False
         if self._until is not None and not self._progress.sessions and self._failures >= _TRIES:
             return False  # somebody waits for a run that nothing has ever let in

@@ -58,7 +58,7 @@ class Guard:
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
 
     def start(self) -> None:
-        if self._config.streams:  # else nothing is published
+        if self._config.decodes:  # else nothing is published
             self._thread.start()
 
     def close(self) -> None:
@@ -109,6 +109,8 @@ def guard(
             store.park(table, why, row.epoch)
     # Other tables of a user-made publication are for its owner to withdraw.
     ours = rows.keys() | heirs | {t for t, oid in published.items() if oid in oids}
+    if config.markers.id is not None:
+        ours |= {config.markers.id}
     left = withdraw(source, publication, [table for table in refused if table in ours])
     for table, why in reasons.items():
         text = f"{why}. {left.refused.get(table, '')}".strip()

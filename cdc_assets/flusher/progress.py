@@ -158,6 +158,12 @@ class Probe:
             if len(self._seen) > MOST_SEEN:
                 self._seen = deque(list(self._seen)[::2])  # the oldest one stays
 
+    def forget(self) -> None:
+        """Know nothing of the source, as before the first look."""
+        with self._lock:
+            self.current, self.retained_bytes, self.wal_status = Lsn.ZERO, 0, None
+            self._seen.clear()
+
     def lag_bytes(self, level: Lsn) -> int:
         behind = self.current - level
         return behind if behind > PAGE_HEADER_BYTES else 0

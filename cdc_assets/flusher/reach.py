@@ -78,11 +78,11 @@ def _look_once_more(pipeline: Pipeline) -> None:
     parked.
     """
     config = pipeline.config
-    if not config.streams:
+    if not config.decodes:
         return
     with pipeline.connect_source("flush") as source:
-        found, now = review(source, config, pipeline.store)
-        if not now.in_recovery:
+        found, _ = review(source, config, pipeline.store)
+        if not found.passes:
             found.refuse()
             look_at_heaps(source, pipeline.store, followed(pipeline.store))
 

@@ -17,8 +17,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 from cdc_assets.errors import ReplicationProblem, TableProblem
+from cdc_assets.flusher.decode.markers import MOST
 from cdc_assets.flusher.decode.specs import DecodeSpec, staging_specs
 from cdc_assets.flusher.decoder_process.link import (
     Consumed,
@@ -32,6 +34,7 @@ from cdc_assets.flusher.decoder_process.link import (
 )
 from cdc_assets.flusher.progress import Progress
 from cdc_assets.flusher.stream import StreamLost
+from cdc_assets.log.asked.markers import take_markers
 from cdc_assets.log.heaps.files import mark_truncated
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.texts import copy_anew
@@ -178,7 +181,7 @@ class Registrar:
         position, commit_time = Lsn(flushed.position), flushed.commit_time
         self._position = max(self._position, position)
         self._progress.waiting_bytes = 0
-        if not flushed.staged:
+        if not flushed.staged and not flushed.markers:
             self._progress.level = self._position
             return
         assert commit_time is not None  # of the last transaction in the files
@@ -186,7 +189,11 @@ class Registrar:
         truncated = {rows.table for rows in flushed.staged if rows.operations.get("T")}
         if truncated:
             mark_truncated(self._store, truncated, commit_end)
-        self._store.register(flushed.staged, commit_end, position, commit_time)
+        with self._store.connection.transaction() if flushed.markers else nullcontext():
+            self._store.register(flushed.staged, commit_end, position, commit_time)
+            if flushed.markers:
+                tables = [table.id for table in self._pipeline.config.tables]
+                take_markers(self._store, position, flushed.markers, tables, most=MOST)
         self._progress.count(flushed.staged, flushed.seconds + time.monotonic() - began)
         self._registered(position)
         self._progress.level = self._position

@@ -38,7 +38,7 @@ class Reviewer:
         )
 
     def start(self) -> None:
-        if self._config.streams:  # else there is no log
+        if self._config.decodes:  # else there is no log
             self._thread.start()
 
     def close(self) -> None:

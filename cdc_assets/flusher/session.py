@@ -91,6 +91,7 @@ class Session:
             if until is not None
             else config.staging.flush_interval_seconds,
             int(flushed),
+            config.markers.id,
         )
 
     def run(self) -> None:

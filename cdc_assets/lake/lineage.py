@@ -59,10 +59,10 @@ class Position:
     at_head: bool
 
 
-def position(table: Table) -> Position | None:
-    """The table's position; None if no known commit names a cursor."""
+def position(table: Table, of: int | None = None) -> Position | None:
+    """The position of the table, or of its snapshot ``of``; None if no commit names a cursor."""
     foreign, at_head = None, True
-    for snapshot in _ancestors(table):
+    for snapshot in _ancestors(table, of):
         summary = said(snapshot)
         if OFFSET in summary:
             epoch = summary.get(EPOCH)
@@ -79,8 +79,8 @@ def position(table: Table) -> Position | None:
     return None
 
 
-def foreign_since(table: Table, snapshot_id: int | None) -> str | None:
-    """The first commit after a snapshot that changed rows and names no cursor.
+def foreign_since(table: Table, snapshot_id: int | None, *, or_ours: bool = False) -> str | None:
+    """The first commit after a snapshot that changed rows and names no cursor; ``or_ours``: any.
 
     None if there is none, and the snapshot is an ancestor of the current one; else a description.
     """
@@ -88,7 +88,7 @@ def foreign_since(table: Table, snapshot_id: int | None) -> str | None:
     for snapshot in _ancestors(table):
         if snapshot.snapshot_id == snapshot_id:
             return found
-        if OFFSET not in said(snapshot) and _changes_rows(snapshot):
+        if (or_ours or OFFSET not in said(snapshot)) and _changes_rows(snapshot):
             found = _described(snapshot)
     return found or "it was set back"
 
@@ -137,11 +137,11 @@ def may_have_rows(table: Table) -> bool:
     )
 
 
-def _ancestors(table: Table) -> Iterator[Snapshot]:
-    """The current snapshot and its ancestors, expired ones as long as a metadata file has them."""
+def _ancestors(table: Table, of: int | None = None) -> Iterator[Snapshot]:
+    """The current snapshot (or ``of``) and its ancestors, expired ones while a file has them."""
     known = {s.snapshot_id: s for s in table.metadata.snapshots}
     older = _expired(table)
-    at = table.metadata.current_snapshot_id
+    at = of if of is not None else table.metadata.current_snapshot_id
     while at is not None:
         while at not in known:
             if (found := next(older, None)) is None:

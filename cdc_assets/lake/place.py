@@ -70,7 +70,7 @@ def refuse_misled(lake: LakeTable, loaded: Table) -> None:
     named = any(_same(location, uri) for uri in [*own, *config.lake.catalog.locations])
     if not named and not (chosen and below(trusted, location)):
         raise misled(lake, f"it is at {location}")
-    if chosen and not lake.is_made_by_us(loaded):
+    if chosen and lake.table.adopt is None and not lake.is_made_by_us(loaded):
         raise TableProblem(
             lake.row.table,
             f"its lake table {lake.sql_name}, at {location}, says that it was made from another"

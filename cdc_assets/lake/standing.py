@@ -16,16 +16,19 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.adopted.taking import WITHOUT_POSITION, left_alone
 from cdc_assets.lake.publish import append, published
 from cdc_assets.lake.spark.sql import listed
 from cdc_assets.lake.state import LakeState, lake_state
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.asked.adoptions import adoption
 from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.heaps.files import has_one_heap
 from cdc_assets.log.store import LogEntry, LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.texts import command, copy_anew
+from cdc_assets.postgres.names import TableId
 
 # The copy that a table with nothing to be copied began with.
 BEGUN = "cdc.begun"
@@ -47,6 +50,8 @@ def is_begun(store: LogStore, lake: LakeTable) -> bool:
 
 def _is_begun(store: LogStore, lake: LakeTable, loaded: Table | None) -> bool:
     row, state = lake.row, lake_state(loaded)
+    if left_alone(store, row) is not None:
+        return False
     if state.epoch == row.epoch:
         return True
     copies = lake.config.snapshot.mode != "never"
@@ -67,6 +72,8 @@ def may_hold_others(store: LogStore, lake: LakeTable, state: LakeState, loaded: 
     word in the log, which is found out later.
     """
     if state.foreign is not None or lake.config.snapshot.mode == "never":
+        return True
+    if adoption(store, lake.row) is not None:
         return True
     return BEGUN in loaded.properties or not has_one_heap(store, lake.row)
 
@@ -148,6 +155,8 @@ def _changed_by_others(lake: LakeTable, change: str) -> TableProblem:
             " copies it anew"
         )
     what = f"somebody else changed rows of its lake table: {change}. Nothing more is applied to it"
+    if change == WITHOUT_POSITION:
+        what = f"{change}, so that its rows have to be compared before anything is applied"
     return TableProblem(table, what, anew)
 
 
@@ -157,14 +166,23 @@ def pending(store: LogStore, lake: LakeTable, cursor: Cursor) -> tuple[list[LogE
     Parks the table and raises TableProblem if the log doesn't go on at the cursor.
     """
     row = lake.row
-    end = store.log_end(row.table)
-    entries = store.entries(row.table, cursor.offset)
-    if (why := gap(entries, cursor.offset, end)) is not None:
+    entries, why = log_from(store, row.table, cursor.offset)
+    if why is not None:
         park(store, lake, why)
     while entries and row.snapshot_lsn is not None and entries[0].flushable_lsn <= row.snapshot_lsn:
         first = entries.pop(0)
         cursor = Cursor(first.end_offset, first.flushable_lsn, first.commit_time)
     return entries, cursor
+
+
+def log_from(store: LogStore, table: TableId, offset: int) -> tuple[list[LogEntry], str | None]:
+    """The entries from ``offset`` on, and why they aren't the log from there on; None if they are.
+
+    The end is read first: an entry that is registered meanwhile is no gap.
+    """
+    end = store.log_end(table)
+    entries = store.entries(table, offset)
+    return entries, gap(entries, offset, end)
 
 
 def gap(entries: Sequence[LogEntry], offset: int, end: int) -> str | None:

@@ -122,6 +122,40 @@ def _of(row: tuple[Any, ...]) -> Backfill:
     return Backfill(int(number), TableId.parse(table), *rest)
 
 
+# The condition of a backfill that reads no rows: it removes those that only the lake has.
+NO_ROWS = "false"
+DELETES = "query.deletes"
+
+
+def request_deletes(store: LogStore, every_seconds: float) -> int:
+    """Ask for one of each table that streams and whose deletes weren't looked for that long.
+
+    None while the last one isn't over, nor for a table that was copied since. How many.
+    """
+    done = store.connection.execute(
+        "insert into backfills (source, table_name, predicate, replaces, requested_by)"
+        " select t.source, t.table_name, %(none)s, true, %(by)s from tables t"
+        " where t.source = %(source)s and t.state = 'streaming' and t.complete_lsn is not null"
+        " and t.updated_at < now() - make_interval(secs => %(every)s)"
+        " and not t.masks ?| t.key_columns"  # such a key isn't found by what the lake has of it
+        " and not exists (select from backfills b where b.source = t.source"
+        "  and b.table_name = t.table_name and b.replaces and (b.ended_at is null"
+        "  or b.requested_at > now() - make_interval(secs => %(every)s)))",
+        {"source": store.source, "none": NO_ROWS, "by": DELETES, "every": every_seconds},
+    )
+    return done.rowcount
+
+
+def looked_for_deletes(store: LogStore) -> dict[TableId, datetime]:
+    """When the last one began that is done, of each table that had one."""
+    rows = store.connection.execute(
+        "select table_name, max(begun_at) from backfills"
+        " where source = %s and replaces and state = 'done' group by 1",
+        (store.source,),
+    )
+    return {TableId.parse(name): at for name, at in rows if at is not None}
+
+
 def request(
     store: LogStore, table: TableId, predicate: str | None, *, replaces: bool, by: str
 ) -> Backfill:

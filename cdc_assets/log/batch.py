@@ -31,7 +31,7 @@ BATCH_ROWS = 500_000
 # Files read at a time: reading one waits for a disk or an object store.
 _PARALLEL = 8
 # Unambiguous, because a JSON string contains no raw quote.
-_WITH_OLD_KEY = f',"{OLD_KEY}":"'
+WITH_OLD_KEY = f',"{OLD_KEY}":"'
 NamedKey = frozenset[tuple[str, str | None]]
 """A key as (column, text) pairs: the stream's column order differs from the key's."""
 
@@ -91,7 +91,7 @@ def outline(entry: LogEntry, storage: Storage) -> Outline:
     data = pa.nulls(len(rows), pa.large_string())
     if rows["_unchanged_cols"].null_count < len(rows):
         text = opened.read(["_data"])["_data"]
-        data = pc.if_else(pc.match_substring(text, _WITH_OLD_KEY), text, None)
+        data = pc.if_else(pc.match_substring(text, WITH_OLD_KEY), text, None)
     rows = rows.append_column("_data", data)
     if entry.rows.first_row is not None:
         rows = rows.take(np.arange(len(rows)))  # a slice would keep all tables' rows

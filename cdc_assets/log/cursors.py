@@ -143,7 +143,11 @@ class CursorStore(TableRegistry):
         """Record that every chunk landed; the log is applied from now on. False in a past epoch."""
         with self.connection.transaction():
             done = self.connection.execute(
-                "update tables set state = %s, complete_lsn = %s, updated_at = now()"
+                "update tables t set state = %s, complete_lsn = %s, updated_at = now(),"
+                " (copied_chunks, copied_rows, copied_at) ="
+                " (select count(*), coalesce(sum(c.rows), 0), max(c.heartbeat_at)"
+                "   from snapshot_progress c where c.source = t.source"
+                "   and c.table_name = t.table_name and c.epoch = t.epoch)"
                 " where source = %s and table_name = %s and epoch = %s and state = 'copying'",
                 (
                     TableState.STREAMING if streams else TableState.COPIED,

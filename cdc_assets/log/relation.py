@@ -8,14 +8,14 @@ means for the lake.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 from cdc_assets.log.batch import Outline
 from cdc_assets.log.states import TableState
 from cdc_assets.log.table_row import TableRow
-from cdc_assets.postgres.catalog import another, attributes, describe
+from cdc_assets.postgres.catalog import SourceTable, another, attributes, describe
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import RelationColumn
 from cdc_assets.postgres.publication.contents import sent_columns
@@ -105,6 +105,13 @@ def altered(source: Connection, rows: Sequence[TableRow], publication: str) -> f
     )
 
 
+def keyed(found: SourceTable, key: Sequence[str]) -> SourceTable:
+    """A table that is queried, with ``key`` if it has none of its own, as no stream tells it."""
+    if found.key_columns:
+        return found
+    return replace(found, key_columns=tuple(key), replica_identity="n")
+
+
 def told_by_catalog(source: Connection, row: TableRow, publication: str) -> Told:
     """The table as a Relation message would report it now.
 
@@ -114,6 +121,8 @@ def told_by_catalog(source: Connection, row: TableRow, publication: str) -> Told
     if found.oid != row.oid:
         raise another(row.table, row.oid)
     sent = sent_columns(source, publication, [found.oid])
+    if not publication:  # it is queried
+        found = keyed(found, row.key_columns)
     full = found.replica_identity == "f"
     key = () if found.replica_identity == "n" else found.key_columns
     now = [

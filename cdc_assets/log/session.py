@@ -13,6 +13,7 @@ from typing import Any, Self
 import psycopg
 
 from cdc_assets.log.locks import SessionLocks
+from cdc_assets.log.moving.mark import refuse_moved
 from cdc_assets.log.schema.ownership import refuse_foreign
 from cdc_assets.log.schema.versions import migrate, newest, search_path, version
 from cdc_assets.postgres.session.connect import connect
@@ -34,9 +35,16 @@ select pg_catalog.set_config('search_path', %s, false),
 """
 
 
-def enter(connection: psycopg.Connection[Any], schema: str) -> None:
-    """Make ``connection`` a session of the coordination schema."""
+def enter(
+    connection: psycopg.Connection[Any], schema: str, source: str, *, moves: bool = False
+) -> None:
+    """Make ``connection`` a session of the coordination schema, for ``source``.
+
+    Raises CoordinationError if the source's log was moved away, unless the session ``moves`` it.
+    """
     connection.execute(_ENTER, (search_path(schema),))
+    if not moves:
+        refuse_moved(connection, source, schema)
 
 
 def _name(source: str) -> str:
@@ -46,10 +54,17 @@ def _name(source: str) -> str:
 class LogSession(SessionLocks):
     """One source's session of the coordination schema."""
 
-    def __init__(self, connection: psycopg.Connection[Any], source: str, schema: str) -> None:
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        source: str,
+        schema: str,
+        *,
+        moves: bool = False,
+    ) -> None:
         super().__init__(connection, source)
         self.schema = schema
-        enter(connection, schema)
+        enter(connection, schema, source, moves=moves)
 
     @classmethod
     def peek(cls, dsn: str, source: str, schema: str) -> Self | None:
@@ -66,8 +81,11 @@ class LogSession(SessionLocks):
         return None
 
     @classmethod
-    def open(cls, dsn: str, source: str, schema: str) -> Self:
-        """Connect, bring the schema up to date, and return the store."""
+    def open(cls, dsn: str, source: str, schema: str, *, moves: bool = False) -> Self:
+        """Connect, bring the schema up to date, and return the store.
+
+        Raises CoordinationError if the log was moved away, unless this is to move it.
+        """
         # Not the name of sessions that may have locks: a migration ends sessions by that name.
         connection = connect(dsn, application_name=f"cdc_assets: opening {source}")
         try:
@@ -75,7 +93,7 @@ class LogSession(SessionLocks):
             connection.execute(
                 "select pg_catalog.set_config('application_name', %s, false)", (_name(source),)
             )
-            return cls(connection, source, schema)
+            return cls(connection, source, schema, moves=moves)
         except BaseException:
             connection.close()
             raise

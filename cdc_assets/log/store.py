@@ -32,6 +32,9 @@ SOURCE_FACTS = (
     "publication",
     "slot_restart_lsn",
     "inserts_from",
+    "query_read",
+    "log_of",
+    "log_group",
 )
 
 # A running flusher registers about once a second: looking more often shows nothing new.
@@ -71,9 +74,11 @@ class LogStore(CursorStore):
         """
         with self.connection.transaction():
             for statement in (
-                "delete from log_index where source = %s",
+                # First: it waits for who registers, and then the next one has what that did.
                 "delete from flushed_lsn where source = %s",
+                "delete from log_index where source = %s",
                 "delete from snapshot_progress where source = %s",
+                "delete from query_watermarks where source = %s",
                 "delete from pipeline_meta where source = %s and key = any(%s)",
                 """update tables set state = case state when 'parked' then state else 'waiting' end,
                    epoch = epoch + (snapshot_lsn is not null)::int, snapshot_lsn = null,
@@ -172,9 +177,14 @@ class LogStore(CursorStore):
             )
             self._move_flushed(flushed, commit_time)
 
-    def advance(self, lsn: Lsn) -> None:
-        """Move ``flushed_lsn`` alone: nothing of ours committed up to ``lsn``."""
-        self._move_flushed(lsn, None)
+    def advance(self, lsn: Lsn, commit_time: datetime | None = None) -> None:
+        """Move ``flushed_lsn`` alone: whatever of ours committed up to ``lsn`` is registered."""
+        self._move_flushed(lsn, commit_time)
+
+    def holds_flushed(self) -> bool:
+        """Whether the log has a ``flushed_lsn``, which nobody takes away in this transaction."""
+        query = "select 1 from flushed_lsn where source = %s for update"
+        return self.connection.execute(query, (self.source,)).fetchone() is not None
 
     def _move_flushed(self, lsn: Lsn, commit_time: datetime | None) -> None:
         self.connection.execute(

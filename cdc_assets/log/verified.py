@@ -3,6 +3,10 @@
 The rows of ``verified_samples`` and ``checked_keys``, and facts of ``pipeline_meta``; ``verify``
 does the comparing. A table at rest is one of which nothing changed since: to look at it again
 would find what was found.
+
+That is told by a table's version, which is read before the look: it is another one after each
+change. Versions are compared for equality. A time of a look would order it with changes by a clock
+that may be set back, and by when a change's transaction began, not by when it committed.
 """
 
 from __future__ import annotations
@@ -16,11 +20,12 @@ from cdc_assets.log.tables import GROUP
 from cdc_assets.postgres.names import TableId
 
 _CARED = "maintenance.cared:"
-# When a table changed last: its copy, its state, or by a merge.
-_CHANGED: LiteralString = (
+# Another one whenever a table's copy or state changed, or a merge changed its rows.
+_VERSIONS: LiteralString = (
     "from tables t left join mat_cursor m on m.consumer_group = %(group)s"
     " and m.source = t.source and m.table_name = t.table_name"
-    " cross join lateral (select greatest(t.updated_at, m.updated_at) as at) changed"
+    " cross join lateral (select concat_ws('/', t.epoch, extract(epoch from t.updated_at),"
+    ' m."offset", extract(epoch from m.updated_at)) as version) now'
 )
 
 
@@ -39,6 +44,23 @@ class Compared:
     differed_epoch: int | None = None
 
 
+def version(store: LogStore, table: TableId) -> str:
+    """The table's version, for what is about to look at it; empty of a table without a row."""
+    row = store.connection.execute(
+        f"select now.version {_VERSIONS} where t.source = %(source)s and t.table_name = %(table)s",
+        {"source": store.source, "group": GROUP, "table": str(table)},
+    ).fetchone()
+    return str(row[0]) if row else ""
+
+
+def note_written(store: LogStore, table: TableId) -> None:
+    """Give a new version to a table that was written to without a merge."""
+    store.connection.execute(
+        "update tables set updated_at = now() where source = %s and table_name = %s",
+        (store.source, str(table)),
+    )
+
+
 def compared(store: LogStore, table: TableId) -> Compared:
     row = store.connection.execute(
         "select next_share, round_ended, differed_at, differed_epoch"
@@ -53,26 +75,26 @@ def remember_compared(
     table: TableId,
     next_share: float | None = None,
     *,
-    began: datetime | None = None,
+    saw: str | None = None,
     differs: int | None = None,
 ) -> None:
     """Record that a part was compared; the next one begins at ``next_share``, 0 ends a round.
 
-    ``began``: when the comparison of a round's first part did; not of another part.
+    ``saw``: the table's version before a round's first part was compared; not of another part.
     None: the whole table was compared, beside the rounds. ``differs``: the copy whose rows differ,
     if any do. A difference is over once the whole table, or a round begun later, was compared.
     """
     store.connection.execute(
         "insert into verified_samples as v"
-        " (source, table_name, next_share, compared_at, round_began, round_ended, differed_at,"
+        " (source, table_name, next_share, compared_at, round_saw, round_ended, differed_at,"
         "  differed_epoch)"
         " values (%(source)s, %(table)s, coalesce(%(share)s::float8, 0), now(),"
-        "  %(began)s::timestamptz,"
+        "  %(saw)s::text,"
         "  case when %(share)s::float8 = 0 then now() end,"
         "  case when %(differs)s::int is not null then now() end, %(differs)s::int)"
         " on conflict (source, table_name) do update set"
         " next_share = coalesce(%(share)s::float8, v.next_share), compared_at = now(),"
-        " missed_since = null, round_began = coalesce(excluded.round_began, v.round_began),"
+        " missed_since = null, round_saw = coalesce(excluded.round_saw, v.round_saw),"
         " round_ended = coalesce(excluded.round_ended, v.round_ended),"
         " differed_at = case when excluded.differed_at is not null then excluded.differed_at"
         "  when %(share)s::float8 is null then null"
@@ -83,7 +105,7 @@ def remember_compared(
             "source": store.source,
             "table": str(table),
             "share": next_share,
-            "began": began,
+            "saw": saw,
             "differs": differs,
         },
     )
@@ -108,9 +130,9 @@ def compared_at_rest(store: LogStore, rest: timedelta) -> frozenset[TableId]:
     A change in its midst, even one of the table's first part, may not have been compared.
     """
     rows = store.connection.execute(
-        f"select t.table_name {_CHANGED}"
+        f"select t.table_name {_VERSIONS}"
         " join verified_samples v on v.source = t.source and v.table_name = t.table_name"
-        " where t.source = %(source)s and v.round_began > changed.at"
+        " where t.source = %(source)s and v.round_saw = now.version"
         " and v.round_ended > now() - %(rest)s"
         " and v.next_share = 0 and v.missed_since is null and v.differed_at is null",
         {"source": store.source, "group": GROUP, "rest": rest},
@@ -119,32 +141,27 @@ def compared_at_rest(store: LogStore, rest: timedelta) -> frozenset[TableId]:
 
 
 def remember_care(
-    store: LogStore, table: TableId, began: datetime, until: datetime, settings: str
+    store: LogStore, table: TableId, saw: str, until: datetime, settings: str
 ) -> None:
-    """Record that care which ``began`` then left nothing to do before ``until``.
+    """Record that care of the version that it ``saw`` left nothing to do before ``until``.
 
     Unless the table changes, or the ``settings`` that it was cared for by.
     """
-    store.set_meta(f"{_CARED}{table}", f"{began.isoformat()} {until.isoformat()} {settings}")
-
-
-def forget_care(store: LogStore, table: TableId) -> None:
-    """Have a table cared for that was written to without a merge."""
-    store.forget_meta(f"{_CARED}{table}")
+    store.set_meta(f"{_CARED}{table}", f"{saw} {until.isoformat()} {settings}")
 
 
 def cared_at_rest(store: LogStore) -> dict[TableId, str]:
     """The tables that care has nothing to do for now, and by which settings that is so."""
     rows = store.connection.execute(
-        f"select t.table_name, c.value, changed.at, now() {_CHANGED}"
+        f"select t.table_name, c.value, now.version, now() {_VERSIONS}"
         " join pipeline_meta c on c.source = t.source and c.key = %(cared)s || t.table_name"
         " where t.source = %(source)s",
         {"source": store.source, "group": GROUP, "cared": _CARED},
     ).fetchall()
     found = dict[TableId, str]()
-    for name, value, changed, now in rows:  # a cast in SQL may be tried on other keys' values
-        began, until, settings = value.split()
-        if datetime.fromisoformat(began) > changed and datetime.fromisoformat(until) > now:
+    for name, value, seen, now in rows:  # a cast in SQL may be tried on other keys' values
+        saw, until, settings = value.split()
+        if saw == seen and datetime.fromisoformat(until) > now:
             found[TableId.parse(name)] = settings
     return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from cdc_assets.log.verified import cared_at_rest, remember_care
 from cdc_assets.pipeline import Pipeline
@@ -26,8 +26,8 @@ def due(pipeline: Pipeline, tables: Sequence[TableId]) -> list[TableId]:
     return [table for table in tables if resting.get(table) != _settings(pipeline, table)]
 
 
-def let_rest(pipeline: Pipeline, table: TableId, began: datetime, snapshots: int) -> None:
-    """Record that care of a table is through which ``began`` then.
+def let_rest(pipeline: Pipeline, table: TableId, saw: str, snapshots: int) -> None:
+    """Record that care of a table is through, of the version that it ``saw`` when it began.
 
     ``snapshots``: how many it left, without those that tags keep. Those that are too many, and too
     young to be removed, are once they are old enough.
@@ -35,7 +35,7 @@ def let_rest(pipeline: Pipeline, table: TableId, began: datetime, snapshots: int
     keep = pipeline.config.maintenance.keep_snapshots
     rest = min(REST, keep.age) if snapshots > keep.count else REST
     settings = _settings(pipeline, table)
-    remember_care(pipeline.store, table, began, began + rest, settings)
+    remember_care(pipeline.store, table, saw, pipeline.store.server_now() + rest, settings)
 
 
 def _settings(pipeline: Pipeline, table: TableId) -> str:

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 _GONE = "NotFoundException"
 # Before any snapshot was made: else those of five days would be expired with the ones named.
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+# Of a snapshot that a tag or a branch keeps, however old it is.
+_KEPT = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,10 @@ def _expire_lost(lake: LakeTable, loaded: Table, session: Callable[[], SparkSess
 
 
 def _history(loaded: Table) -> tuple[list[tuple[datetime, bool]], list[Snapshot]]:
-    """``main``'s snapshots, the newest first, and those that no branch or tag leads to."""
+    """``main``'s snapshots, the newest first, and those that no branch or tag leads to.
+
+    Of the former, when each was made (``_KEPT`` if it can't go), and whether it names the cursor.
+    """
     by_id = {s.snapshot_id: s for s in loaded.metadata.snapshots}
     led_to: set[int] = set()
     ancestors = []
@@ -136,7 +141,8 @@ def _history(loaded: Table) -> tuple[list[tuple[datetime, bool]], list[Snapshot]
         while at is not None and (snapshot := by_id.get(at)) is not None:
             if at not in led_to and head == loaded.metadata.current_snapshot_id:
                 said = snapshot.summary.additional_properties if snapshot.summary else {}
-                ancestors.append((_made(snapshot.timestamp_ms), OFFSET in said))
+                made = _KEPT if at in heads else _made(snapshot.timestamp_ms)
+                ancestors.append((made, OFFSET in said))
             led_to.add(at)
             at = snapshot.parent_snapshot_id
     return ancestors, [s for s in by_id.values() if s.snapshot_id not in led_to]

@@ -22,6 +22,7 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.adopted.taking import left_alone
 from cdc_assets.lake.comments import annotate, statements
 from cdc_assets.lake.lost_reply import before_lost_rewrite, set_back
 from cdc_assets.lake.place import NotListed
@@ -29,10 +30,12 @@ from cdc_assets.lake.publish import name_cursor
 from cdc_assets.lake.standing import is_begun, standing
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.figures.work import Work, add
+from cdc_assets.log.groups.cursors import is_read
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.staged.places import staged_places
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.states import SETTLED, TableState
+from cdc_assets.log.verified import version
 from cdc_assets.maintenance.compact import (
     NOT_COMPACTED,
     Busy,
@@ -184,10 +187,11 @@ class _Table:
 
     def maintain(self, until: float, *, thorough: bool) -> Maintained:
         began, now = time.monotonic(), self._store.server_now().astimezone(UTC)
+        saw = version(self._store, self._done.table)
         with self._told():
             self._steps(until, now, thorough)
         if self._is_through and time.monotonic() < until:
-            let_rest(self._pipeline, self._done.table, now, self._done.snapshots - self._held)
+            let_rest(self._pipeline, self._done.table, saw, self._done.snapshots - self._held)
         self._note(seconds=time.monotonic() - began)
         self._count()
         return self._done
@@ -225,6 +229,8 @@ class _Table:
         lake = LakeTable(config, config.table(table), row)
         if row.state not in SETTLED:
             self._note(left_alone=f"it is {row.state}")
+        elif (why := left_alone(store, row)) is not None:
+            self._note(left_alone=why)
         elif (loaded := lake.load()) is not None:
             self._heal(lake, loaded)
             if row.state == TableState.STREAMING:
@@ -234,7 +240,8 @@ class _Table:
             with self._told(), surviving(store, table, "its compaction"):
                 self._rewrite(lake, until)
             with self._told():
-                self._note(expired=expire_snapshots(lake, self._session, now))
+                if not is_read(store, table):
+                    self._note(expired=expire_snapshots(lake, self._session, now))
             with self._told():
                 if thorough or self._orphans_due(now):
                     self._note(orphans=remove_orphans(store, lake, self._session, now))

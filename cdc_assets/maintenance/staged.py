@@ -5,7 +5,9 @@ cursor is past it; the lake's cursor is read from the Iceberg table, never from 
 is deleted from ``log_index`` before the file: a run that dies in between leaves an orphan, never an
 entry without its file.
 
-A file that small tables share is removed with the last entry that names it.
+A file that small tables share is removed with the last entry that names it. Of a second lake
+(``relay``) the entries go, and the files are another source's: those that the second hasn't removed
+by itself go with the first one's.
 
 An orphan is a file below the table's folder, or the shared one, without an entry. A flusher stages
 a long transaction in parts and registers them at its COMMIT, perhaps days later, so age alone
@@ -39,6 +41,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.relay.first import forget_passed_on
 
 logger = logging.getLogger(__name__)
 
@@ -136,18 +139,21 @@ def remove_passed(
         ).fetchall()
         place_of = {path: staged_place(places, path) for _, path in found}
         foreign |= {path for path, place in place_of.items() if place is None}
-        rows = store.connection.execute(
-            "delete from log_index where source = %s and table_name = %s"
-            " and passed_at <= now() - %s and start_offset = any(%s)"
-            " returning path, byte_size, first_row is not null",
-            (store.source, str(table), grace, [n for n, path in found if path not in foreign]),
-        ).fetchall()
+        with store.connection.transaction():
+            rows = store.connection.execute(
+                "delete from log_index where source = %s and table_name = %s"
+                " and passed_at <= now() - %s and start_offset = any(%s)"
+                " returning path, byte_size, first_row is not null, start_offset",
+                (store.source, str(table), grace, [n for n, path in found if path not in foreign]),
+            ).fetchall()
+            forget_passed_on(store, table, [start for *_, start in rows])
         # Asked after the deletion is committed: of two concurrent runs the last one finds no entry.
-        kept = _shared(store, {path for path, _, shared in rows if shared})
-        paths = {path for path, _, _ in rows} - kept
+        kept = _shared(store, {path for path, _, shared, _ in rows if shared})
+        paths = {path for path, *_ in rows} - kept
         for place in places:
             place.delete(place.path(path) for path in paths if place_of.get(path) == place)
-        gone += Removed(len(paths), sum(size for _, size, _ in rows))
+        if not any(place.lent for place in places):
+            gone += Removed(len(paths), sum(size for _, size, *_ in rows))
         if not found:
             break
     if foreign:
@@ -239,7 +245,7 @@ def settle(pipeline: Pipeline) -> datetime | None:
 
     None, too, if the source can't be reached: the lake is maintained without it.
     """
-    if not pipeline.config.streams:
+    if not pipeline.config.streams or pipeline.config.log is not None:
         return None
     try:
         source = pipeline.connect_source("maintenance")

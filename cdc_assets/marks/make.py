@@ -6,12 +6,12 @@ it on the way; a table of which nothing waits is tagged here.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 
 import psycopg
+from pyiceberg.table.refs import SnapshotRefType
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import (
@@ -30,6 +30,7 @@ from cdc_assets.log.asked import marks as log
 from cdc_assets.log.asked.marks import Mark, MarkState
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.states import TableState
+from cdc_assets.marks.publish import publish_marker, refuse_unmarked
 from cdc_assets.materializer.drain import drain
 from cdc_assets.messages.texts import command, meant
 from cdc_assets.pipeline import Pipeline
@@ -40,16 +41,6 @@ from cdc_assets.readiness.foreign_errors import explained
 # How long tables that others merge are waited for; they are tagged later, then.
 PATIENCE_SECONDS = 600.0
 _PAUSE_SECONDS = 0.5
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
-
-def refuse_name(name: str) -> None:
-    """Raise ConfigurationError unless ``name`` may be a mark's: it becomes a tag's, too."""
-    if not _NAME.fullmatch(name):
-        raise ConfigurationError(
-            f"{name!r} can't be the name of a mark.",
-            "Take up to 64 letters, digits, dots, dashes and underscores; a letter or digit first.",
-        )
 
 
 def mark(
@@ -58,23 +49,32 @@ def mark(
     name: str,
     *,
     scheduled: bool = False,
+    known: bool = False,
+    published: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Mark:
     """Tag every lake table at one LSN: all that is committed now, and nothing that commits later.
 
     One that was begun, and that tables wait for, is gone on with. Raises ConfigurationError if
-    there is another one of that name. Tables that are left pending are paused, or merged by others
-    for long: they are tagged when their merges come there.
+    there is another one of that name; with ``known``, that one is returned. ``published``: every
+    deployment of the source makes it, by the source's table of markers. Tables that are left
+    pending are paused, or merged by others for long: they are tagged when their merges come there.
     """
-    refuse_name(name)
+    log.refuse_name(name)
     store = pipeline.store
-    if not any(known.of(MarkState.PENDING) for known in log.marks(store, name)):
+    if not any(known or made.of(MarkState.PENDING) for made in log.marks(store, name)):
+        if published and log.marks(store, name):
+            raise log.exists_already(name)
         with pipeline.connect_source("mark") as source:
+            marker = publish_marker(source, pipeline.config, name) if published else None
             now = current_lsn(source)
         on_progress(f"waiting for the log to come to {now}")
         reach(pipeline, now)
-        log.make(store, name, [t.id for t in pipeline.config.tables], scheduled=scheduled)
+        if marker is None:
+            log.make(store, name, [t.id for t in pipeline.config.tables], scheduled=scheduled)
+        elif not log.marks(store, name):  # one that was interrupted may have published it, too
+            refuse_unmarked(store, marker)
     deadline = time.monotonic() + patience_seconds
     stuck = set[TableId]()
     while left := [t for t in _pending(pipeline, name) if t.table not in stuck]:
@@ -111,19 +111,23 @@ def _reached(
         row = pipeline.store.copy_state(table)
         return row is None or row.state != TableState.STREAMING
     except Exception as error:  # one table's: the others are tagged
-        if lost_server(error) or isinstance(error, psycopg.Error):
+        if _ends_all(error):
             raise
         on_progress(f"{table}: {first_line(explained(error, pipeline.config))}")
         return False
     return True
 
 
+def _ends_all(error: Exception) -> bool:
+    """Whether an error is of Spark's server or of a database, and no table's."""
+    return lost_server(error) or isinstance(error, psycopg.Error)
+
+
 def _known(pipeline: Pipeline, name: str) -> Mark:
     """The mark; raises ConfigurationError if there is none of that name."""
     for found in log.marks(pipeline.store, name):
         return found
-    names = [known.name for known in log.marks(pipeline.store)]
-    close = meant(name, names)
+    close = meant(name, log.names(pipeline.store))
     raise ConfigurationError(
         f"there is no mark {name} of source {pipeline.config.name}.",
         f"Did you mean {close}?" if close else f"Their names: {command('marks')}",
@@ -140,12 +144,15 @@ def drop(pipeline: Pipeline, session: SparkSession, name: str) -> None:
     waiting = [marked.table for marked in found.of(MarkState.PENDING)]
     for table in waiting:
         log.settle(store, name, table, None, "it is dropped")
-    for table in [*waiting, *(marked.table for marked in found.of(MarkState.TAGGED))]:
+    # One that was missed may have the tag: of a writer that ended before it recorded that.
+    for table in (marked.table for marked in found.tables):
         try:
             # Whoever is about to tag it has the lock.
             with store.locked(write_lock(table)) if table in waiting else nullcontext():
                 _untag(pipeline, session, table, found.tag)
-        except Exception as error:  # noqa: BLE001 - one table's: the others' tags are dropped
+        except Exception as error:  # one table's: the others' tags are dropped
+            if _ends_all(error):
+                raise
             problems.append(TableProblem(table, first_line(explained(error, pipeline.config))))
     if problems:
         raise TablesFailed(problems)
@@ -157,12 +164,13 @@ def _untag(pipeline: Pipeline, session: SparkSession, table: TableId, tag: str) 
     if row is None or table not in {known.id for known in config.tables}:
         return  # it was given up
     lake = LakeTable(config, config.table(table), row)
-    if lake.load() is not None:
+    loaded = lake.load()
+    made = loaded.metadata.refs.get(tag) if loaded is not None else None
+    if made is not None and made.snapshot_ref_type == SnapshotRefType.TAG:
         dropped = f"alter table {lake.sql_name} drop tag if exists {ticked(tag)}"
         patiently(session, lake, dropped)
 
 
 def surplus(pipeline: Pipeline) -> Sequence[str]:
     """The names of the scheduled marks that are more than ``marks.keep``, the oldest first."""
-    names = [known.name for known in log.marks(pipeline.store) if known.scheduled]
-    return names[: -pipeline.config.marks.keep]
+    return log.names(pipeline.store, only_scheduled=True)[: -pipeline.config.marks.keep]

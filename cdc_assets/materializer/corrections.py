@@ -29,7 +29,7 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.lake.values import naming_refusals
 from cdc_assets.log.batch import Facts
 from cdc_assets.log.store import LogEntry
-from cdc_assets.log.verified import forget_care
+from cdc_assets.log.verified import note_written
 from cdc_assets.materializer.actions.commit import Change
 from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.schema.alter import current
@@ -159,7 +159,7 @@ def correct(
         )
         with healing(store, session, lake), naming_refusals(store, lake):
             merge(change)
-        forget_care(store, lake.row.table)
+        note_written(store, lake.row.table)
 
 
 def forget_foreign(

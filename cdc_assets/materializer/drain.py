@@ -20,6 +20,7 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced, TablePaused, TableProblem
+from cdc_assets.lake.adopted.taking import take_over
 from cdc_assets.lake.comments import annotate
 from cdc_assets.lake.layout import arrange
 from cdc_assets.lake.lost_reply import healing
@@ -134,6 +135,7 @@ def drain(
         lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
         told = failures_counted(store.connection, store.source, "merge", Fenced)
         with told, healing(store, session, lake):  # to begin may write: an alteration's last step
+            lake = replace(lake, row=take_over(store, session, lake))
             return _Drain(pipeline, session, lake, limits, on_merge).run()
     finally:
         with suppress(psycopg.OperationalError):  # a session that is gone has no locks

@@ -158,10 +158,23 @@ def rows_of(
 def there(
     pipeline: Pipeline, source: Connection, lake: LakeTable, keys: Sequence[Key]
 ) -> frozenset[int]:
-    """The places of the keys that ``source`` shows a row of. Raises as :func:`rows_of`."""
+    """The places of the keys that ``source`` shows a row of. Raises as :func:`rows_of`.
+
+    Where the lake has a column of the key as text, 1.0 isn't 1.00, which is equal to it at the
+    source: a key that became the other one is a row of its own.
+    """
     now = column_names(source, lake)
-    rows = _looked_up(pipeline, source, lake, keys, now, sql.SQL("null"))
-    found = frozenset(place for place, _ in rows)
+    as_text = {
+        place: text_form(sql.Identifier("t", now[column.source.number]))
+        for place, column in enumerate(lake.key)
+        if column.mapping.lake == "string" and column.mask is None and column.source.number in now
+    }
+    select = sql.SQL(", ").join(as_text.values() or [sql.SQL("null")])
+    found = frozenset(
+        place
+        for place, *texts in _looked_up(pipeline, source, lake, keys, now, select)
+        if all(keys[place][column] == text for column, text in zip(as_text, texts, strict=False))
+    )
     refuse_renamed(source, lake, now)
     return found
 

@@ -15,7 +15,8 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.states import TableState
 from cdc_assets.observe.condition import COMMAND, FAIL, WARN, Condition, Limits, ago, at_once
 from cdc_assets.observe.facts import Facts
-from cdc_assets.observe.slot_conditions import pins, slot
+from cdc_assets.observe.readers.groups import groups
+from cdc_assets.observe.slot_conditions import pins, slot, standby
 from cdc_assets.observe.status import SourceStatus, TableStatus
 
 # Sensors retry a failed run; after so many failures in a row it needs a person.
@@ -38,12 +39,14 @@ def conditions(facts: Facts, config: SourceConfig) -> list[Condition]:
     return [
         *_reachable(facts, config),
         *_flusher(facts, config),
-        *slot(facts, config.alerts.slot, config.slot),
+        *(slot(facts, config.alerts.slot, config.slot) if config.decodes else ()),
+        *standby(facts, config.alerts.health),
         *_materializer(facts, config),
         *_spark(facts, config),
         *_tables(facts, config),
         *_left(facts.status, config),
         *_waits(facts.status, config),
+        *groups(facts.status, config),
         *pins(facts, config.alerts.slot),
         *_dagster(facts, config),
     ]

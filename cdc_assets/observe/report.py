@@ -112,7 +112,13 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
     status, slot = health.status, "doesn't exist yet"
     if status.slot is not None:
         slot = f"{status.slot.wal_status}, keeps {status.retained_bytes / 1e6:,.1f} MB of WAL"
-    parts = [(f"slot {status.slot_name}", slot), (FLUSHER, str(status.flusher))]
+    parts = [(FLUSHER, str(status.flusher))]
+    if status.log_of is not None:
+        parts.insert(0, ("log", f"that of source {status.log_of}, which is passed on"))
+    elif status.slot_name:  # there is none in query mode
+        parts.insert(0, (f"slot {status.slot_name}", slot))
+    if status.standby is not None:
+        parts.insert(0, ("standby", str(status.standby)))
     if status.tables:
         parts.insert(0, ("lake", _lake_names(status.tables)))
     if status.flusher.state == "dropped":
@@ -133,6 +139,7 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
     for one in status.backfills:
         name, _, said = one.sentence.partition(": ")
         parts.append((name, f"{said}; {one.reason}" if one.reason else said))
+    parts += [(f"group {group.name}", group.sentence) for group in status.groups]
     if health.rows_per_second is not None:
         parts.append(("applied", f"{health.rows_per_second:,.0f} changes/s"))
     return parts

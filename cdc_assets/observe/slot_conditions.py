@@ -1,10 +1,10 @@
-"""Conditions that endanger the source: WAL that a slot keeps, transaction IDs, pins."""
+"""Conditions of the source: WAL that a slot keeps, transaction IDs, pins, a standby's replay."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cdc_assets.config.alerts import SlotLimitsConfig
+from cdc_assets.config.alerts import SlotLimitsConfig, WindowConfig
 from cdc_assets.observe.condition import COMMAND, FAIL, WARN, Condition, Limits, ago
 from cdc_assets.observe.facts import Facts
 from cdc_assets.postgres.slots import SlotStatus
@@ -97,3 +97,35 @@ def pins(facts: Facts, limits: SlotLimitsConfig) -> Iterator[Condition]:
         if pin.xmin_age >= limits.xmin_age_warn:
             grade = FAIL if pin.xmin_age >= limits.xmin_age_fail else WARN
             yield Condition(f"pin:{tables}", what, detail, remedy, grade, since)
+
+
+def standby(facts: Facts, limits: WindowConfig) -> Iterator[Condition]:
+    replay = facts.status.standby if facts.status is not None else None
+    if replay is None:
+        return
+    if replay.paused:
+        yield Condition(
+            "standby:replay",
+            "the standby that is streamed from has its replay paused",
+            str(replay),
+            "Nothing newer is streamed: select pg_wal_replay_resume(); on the standby.",
+            Limits.of(limits),
+        )
+    elif replay.behind_seconds is not None:
+        yield Condition(
+            "standby:replay",
+            "the standby that is streamed from lags behind its primary",
+            str(replay),
+            "See who holds up its replay (pg_stat_activity there), and recovery_min_apply_delay.",
+            Limits.of(limits),
+            ago(facts, replay.behind_seconds),
+        )
+    if not replay.connected:
+        yield Condition(
+            "standby:receiver",
+            "the standby that is streamed from isn't connected to its primary",
+            str(replay),
+            "See its log, and pg_stat_replication on the primary. Without primary_slot_name and"
+            " hot_standby_feedback the slot may be lost meanwhile.",
+            WARN,
+        )

@@ -10,15 +10,18 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.lake.catalog.catalog import shown
 from cdc_assets.log.asked.wishes import paused
-from cdc_assets.log.backfills import Backfill, backfills
+from cdc_assets.log.backfills import Backfill, backfills, looked_for_deletes
+from cdc_assets.log.groups.standing import GroupStatus, groups
 from cdc_assets.log.locks import LockWait
 from cdc_assets.log.relation import altered
 from cdc_assets.log.sessions.flusher_status import FlusherStatus, flusher_status
 from cdc_assets.log.sessions.workers import KnownWorker, workers
 from cdc_assets.log.store import LogStore
+from cdc_assets.observe.figures.replay import ReplayStatus, replay_status
 from cdc_assets.observe.figures.rows import table_rows
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.session.waits import Wait, held_snapshots, waits
@@ -100,6 +103,12 @@ class SourceStatus:
     """Tables that are out of the configuration, and that the source hasn't any more."""
     backfills: tuple[Backfill, ...] = ()
     """Those that haven't ended."""
+    standby: ReplayStatus | None = None
+    """How far a source that is a hot standby is."""
+    groups: tuple[GroupStatus, ...] = ()
+    """The consumer groups beside the lake's."""
+    log_of: str | None = None
+    """Of a second lake: the source whose log it gets."""
 
     @property
     def retained_bytes(self) -> int:
@@ -138,6 +147,9 @@ class SourceStatus:
             "left": list(self.left),
             "dropped": list(self.dropped),
             "backfills": [backfill.to_json() for backfill in self.backfills],
+            "standby": asdict(self.standby) if self.standby is not None else None,
+            "groups": [group.to_json() for group in self.groups],
+            "log_of": self.log_of,
         }
 
 
@@ -146,6 +158,16 @@ def _quiet(table: TableConfig, now: datetime) -> list[str]:
         return []
     end = (now + timedelta(seconds=left)).astimezone(UTC)
     return [f"quiet until {end:%Y-%m-%d %H:%M} UTC: nothing is merged by itself"]
+
+
+def _deletes(config: SourceConfig, begun: datetime | None) -> list[str]:
+    """As of when deleted rows are gone, where no query of changes shows them."""
+    if config.query is None:
+        return []
+    if begun is None:
+        return ["rows that were deleted at the source since the copy are still here"]
+    at = f"{begun.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    return [f"rows that were deleted at the source are gone as of {at} UTC"]
 
 
 def collect(pipeline: Pipeline) -> SourceStatus:
@@ -159,11 +181,13 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         waiting = waits(source, config.name, config.slot)
         held = held_snapshots(source, config.name)
         left = still_followed(source, config, registered)
+        standby = replay_status(source) if config.postgres.standby else None
     flusher = flusher_status(store, current)
     known = {row.name: row for row in table_rows(store)}
     merging = tuple(workers(store))
     by_table = {table: worker.process for worker in merging for table in worker.claims}
     resting, now = paused(store), store.server_now()
+    looked = looked_for_deletes(store) if config.query is not None else {}
     tables = []
     for table in config.tables:
         lake = ".".join(config.lake_identifier(table.id))
@@ -194,7 +218,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 str(resting[table.id]) if table.id in resting else None,
                 row.applied_offset,
                 row.copy_idle_seconds,
-                (*row.info, *_quiet(table, now)),
+                (*row.info, *_quiet(table, now), *_deletes(config, looked.get(table.id))),
                 row.present_problem(altered=table.id in differing),
                 row.problem_seconds,
             )
@@ -216,6 +240,9 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         store.lock_waits(),
         *left,
         tuple(backfills(store, ended=False)),
+        standby,
+        groups(store),
+        config.log.of if config.log is not None else None,
     )
 
 

@@ -1,5 +1,7 @@
 """Giving a source up: its slot and its publication are removed, the lake tables stay as they are.
 
+Of a second lake nothing at the source is its own, and what it held of the first log is let go of.
+
 The source is first recorded as dropped. An active flusher sees that within seconds and ends, and no
 new one begins: it would create the slot again. Then nobody holds the slot any more. Resuming the
 source copies every table anew under a new slot.
@@ -17,14 +19,15 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.errors import SlotBusy, first_line
+from cdc_assets.errors import ConfigurationError, SlotBusy, first_line
 from cdc_assets.log.asked.wishes import DROPPED
 from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.staged.places import staged_files, staged_places
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.publication.contents import inserts_publication, publication_oid
-from cdc_assets.postgres.slots import drop_slot, slot_status
+from cdc_assets.postgres.slots import drop_slot, on_standby, slot_status
+from cdc_assets.relay.first import hold_nothing, refuse_other_log
 
 # A flusher looks every few seconds; the server ends a session that hangs or isn't ours.
 _PATIENCE_SECONDS, _LONGEST_SECONDS, _LOOK_SECONDS = 30.0, 60.0, 0.5
@@ -45,42 +48,60 @@ class Dropped:
     bytes: int = 0
 
 
+def refuse_unmeant(config: SourceConfig, named: str | None, remedy: str) -> None:
+    """Raise ConfigurationError, which says what is removed, unless the source's name was given."""
+    if named != config.name:
+        removed = f"the slot {config.slot} and the publication {config.publication}"
+        raise ConfigurationError(
+            f"this removes {removed if config.decodes else 'the log'}.", remedy
+        )
+
+
 def drop_source(pipeline: Pipeline, *, files: bool = False) -> Dropped:
     """Remove slot and publication; with ``files``, the staged changes, too.
 
-    If it was done half, another call does the rest. Raises SlotBusy if the slot stays in use.
+    If it was done half, another call does the rest. Raises SlotBusy if the slot stays in use, and
+    SourceMismatch if what the log holds isn't what the configuration has.
     """
     store, config = pipeline.store, pipeline.config
+    refuse_other_log(config, store)
     store.connection.execute(
         "insert into pipeline_meta (source, key, value) values (%s, %s, clock_timestamp()::text)"
         " on conflict do nothing",
         (config.name, DROPPED),
     )
+    whose = "somebody else's"
     with pipeline.connect_source("drop") as source:
+        if on_standby(source):
+            whose = "its primary's, where it stays and costs nothing, unless it is dropped"
         slot = config.slot if slot_status(source, config.slot) is not None else None
-        with pipeline.connect_slots("drop") as slots:
-            _drop_slot(slots, config.slot)
+        if config.decodes:
+            with pipeline.connect_slots("drop") as slots:
+                _drop_slot(slots, config.slot)
         with store.locked(PINS_LOCK):
             for row in store.tables():
                 restart_copy(store, row)
             store.begin_anew()
+            if config.log is not None:
+                hold_nothing(store, config.log)
         publication = None
-        if publication_oid(source, config.publication) is not None:
+        if config.decodes and publication_oid(source, config.publication) is not None:
             publication = config.publication
         kept = []
-        for name in (config.publication, inserts_publication(config.publication)):
+        both = (config.publication, inserts_publication(config.publication))
+        for name in both if config.decodes else ():
             statement = sql.SQL("drop publication if exists {}").format(sql.Identifier(name))
             try:
                 source.execute(statement)
+            except psycopg.errors.ReadOnlySqlTransaction:
+                if publication_oid(source, name) is not None:
+                    kept.append(statement.as_string(source))
             except psycopg.errors.InsufficientPrivilege:
                 kept.append(statement.as_string(source))
     count, size = _remove_staged(config) if files else (0, 0)
     if not kept:
         return Dropped(slot, publication, files=count, bytes=size)
-    said = (
-        f"The publication {config.publication} is somebody else's:"
-        f" {'; '.join(kept)}; -- as its owner"
-    )
+    said = f"The publication {config.publication} is {whose}: {'; '.join(kept)}; -- as its owner"
     return Dropped(slot, None, (said,), count, size)
 
 

@@ -32,6 +32,7 @@ from cdc_assets.postgres.publication.contents import (
     published_tables,
 )
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.relay.first import hold_nothing
 
 _PATIENCE_SECONDS = 30.0
 
@@ -63,7 +64,7 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
     """
     row = _given_up(pipeline, table)
     with pipeline.connect_source("drop") as source:
-        had = _published(source, pipeline, row)
+        had = _published(source, pipeline, row) if pipeline.config.decodes else {}
         everything, refused = list[str](), dict[str, str]()
         for name, known in had.items():
             left = withdraw(source, name, [known])
@@ -86,6 +87,8 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
         )
     try:
         pipeline.store.let_go(table, GIVEN_UP)
+        if (log := pipeline.config.log) is not None:
+            hold_nothing(pipeline.store, log, table)
     finally:
         pipeline.store.unlock(PINS_LOCK)
     purged, files, size = _purge(pipeline, row, whole=purge)

@@ -24,7 +24,7 @@ from cdc_assets.operations.backfilling import BECOMES, Wish, wish
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
-from cdc_assets.readiness.signals import Written, written
+from cdc_assets.readiness.asked.signals import Written, written
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cache, partial
 
+from cdc_assets.backfill.request import request
 from cdc_assets.errors import (
     TableProblem,
     TablesFailed,
@@ -16,6 +17,7 @@ from cdc_assets.log.states import TableState
 from cdc_assets.maintenance import run as maintenance
 from cdc_assets.maintenance.run import Maintained
 from cdc_assets.materializer.drain import Drained
+from cdc_assets.operations.backfilling import backfill
 from cdc_assets.operations.copying import snapshot
 from cdc_assets.operations.merging import materialize
 from cdc_assets.operations.repair import repairer
@@ -77,9 +79,31 @@ def sync(
             done = materialize(pipeline, spark, [t for t in tables if t not in bad], on_table)
         except TablesFailed as failed:
             problems += failed.problems
+        if config.query is not None:
+            on_phase("looking for deleted rows")
+            bad = {problem.table for problem in problems}
+            problems += _deletes(pipeline, spark, [t for t in tables if t not in bad], on_phase)
     if problems:
         raise TablesFailed(problems)
     return done
+
+
+def _deletes(
+    pipeline: Pipeline,
+    spark: Spark,
+    tables: Sequence[TableId],
+    on_phase: Callable[[str], None],
+) -> list[TableProblem]:
+    """Remove the rows that the source doesn't have; no query of changes shows them."""
+    problems = list[TableProblem]()
+    with spark.session() as session:
+        for table in tables:
+            try:
+                asked = request(pipeline, table, deletes=True, by="cdc-assets sync")
+                backfill(pipeline, session, asked.number, on_phase)
+            except TableProblem as problem:
+                problems.append(problem)
+    return problems
 
 
 def maintain(

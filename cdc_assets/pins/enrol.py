@@ -22,6 +22,7 @@ from cdc_assets.log.states import SETTLED, TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import rules_of
+from cdc_assets.pins.markers import publish_markers
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.changing import Publishing, publish, withdraw
@@ -35,6 +36,8 @@ from cdc_assets.postgres.publication.row_filters import is_published
 from cdc_assets.postgres.publication.shape import refuse_partial_publication
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.waits import locked
+from cdc_assets.postgres.slots import on_standby
+from cdc_assets.readiness.queries import refuse_watermark
 from cdc_assets.readiness.source.enrolment import (
     Facts,
     facts_of,
@@ -48,6 +51,7 @@ from cdc_assets.readiness.source.enrolment import (
     without_identity,
 )
 from cdc_assets.readiness.source.planning import plannable, refuse_row_filter, refuse_unplannable
+from cdc_assets.relay.first import logged_inserts
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +129,7 @@ def _judged(
     """Raises TableProblem or LockNotAvailable. ``planned``: the heaps that can be planned."""
     found, wanted = _there(facts.tables[table]), config.table(table)
     refuse_mode(found, wanted)
+    refuse_watermark(config, found, facts.unseen.get(found.oid))
     refuse_excluded_key(found, wanted)
     refuse_masks(found, wanted)
     parts = _there(facts.heaps[table])
@@ -134,13 +139,13 @@ def _judged(
     refuse_unplannable(source, found, [heap for heap in parts if heap not in planned])
     refuse_inherited(facts, found, wanted)
     refuse_made_from_masked(facts, found, wanted)
-    inserts_only = config.streams and bool(without_identity(source, config, facts, found))
+    inserts_only = config.publishes and bool(without_identity(source, config, facts, found))
     if not again:
         refuse_row_filter(source, config, found, parts, inserts_only=inserts_only)
     for problems in (facts.under_root, facts.unlogged):
         if (problem := problems.get(table)) is not None:
             raise problem
-    if config.streams:
+    if config.publishes:
         excluded = wanted.columns.exclude
         refuse_partial_publication(
             source,
@@ -192,6 +197,9 @@ def register_tables(source: Connection, config: SourceConfig, store: LogStore) -
             refuse_unmasked_name(enrolled.table, config, known.values())
         except TableProblem as problem:
             free[enrolled.table.id] = problem
+    for table, alone in logged_inserts(config, store).items():
+        if isinstance(found := free.get(table), Enrolled):
+            free[table] = replace(found, inserts_only=alone)
     with store.connection.transaction():  # one commit, however many they are
         for table, who in busy.items():
             store.note_waiting(table, _waits_for(who))
@@ -270,6 +278,7 @@ def publish_tables(
     filters = config.row_filters
     settled = {row.table for row in rows if row.snapshot_lsn is not None}
     main = publish(source, config.publication, whole, filters=filters, settled=settled)
+    publish_markers(source, config)
     refused, busy = dict(main.refused), set(main.busy)
     # If both are made before the slot, the stream can ask for both from its beginning on.
     if first or alone:
@@ -291,7 +300,11 @@ def publish_tables(
         moved = withdraw(source, name, [table for table in elsewhere if table in present])
         busy |= moved.busy
         refused |= moved.refused
+    on_primary = refused if on_standby(source) else {}  # they go on once that is done there
     for table, why in refused.items():
+        if table in on_primary:
+            store.note_waiting(table, why)
+            continue
         logger.error("parked: %s: %s", table, why)
         store.park(table, why)
     holders = locked(source, sorted(busy), against_alter=True) if busy else {}
@@ -301,7 +314,8 @@ def publish_tables(
         store.note_waiting(table, _waits_for(who))
     for row in rows:
         waits = row.state == TableState.WAITING and row.as_wished
-        if waits and row.reason and row.table not in busy and row.table not in told:
+        known = row.table in busy or row.table in told or row.table in on_primary
+        if waits and row.reason and not known:
             store.note_waiting(row.table, None)
     ready = [
         row

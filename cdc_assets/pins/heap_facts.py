@@ -15,7 +15,8 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
-from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.errors import TableProblem
+from cdc_assets.log.copies.chunks import planned_files, restart_copy
 from cdc_assets.log.heaps.files import known_heaps, remember_heaps, remember_moment
 from cdc_assets.log.heaps.record import (
     Difference,
@@ -31,8 +32,11 @@ from cdc_assets.log.locks import HEAPS_LOCK
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import describe, heaps
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.postgres.slots import RECEIVED
 from cdc_assets.readiness.source.planning import PLANNING_TIMEOUT
 
 logger = logging.getLogger(__name__)
@@ -56,7 +60,12 @@ select t.root::bigint, array_agg(c.oid::bigint) filter (where c.relkind = 'r'),
 """
 _MOMENT: LiteralString = (
     "select pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint,"
-    " pg_catalog.pg_current_wal_insert_lsn()::text"
+    " case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()"
+    " else pg_catalog.pg_current_wal_insert_lsn() end::text"
+)
+_END: LiteralString = (
+    f"select case when pg_catalog.pg_is_in_recovery() then {RECEIVED}"
+    " else pg_catalog.pg_current_wal_insert_lsn() end::text"
 )
 
 
@@ -65,6 +74,13 @@ def moment(connection: Connection) -> Moment:
     row = connection.execute(_MOMENT).fetchone()
     assert row is not None
     return Moment(int(row[0]), Lsn.parse(row[1]))
+
+
+def _end(connection: Connection) -> Lsn:
+    """Where the WAL ends of all that the server has shown."""
+    row = connection.execute(_END).fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
 
 
 def heap_files(connection: Connection, oids: Iterable[int]) -> dict[int, dict[int, HeapFile]]:
@@ -175,7 +191,7 @@ class _Look:
         if verdict == "harmless":
             remember_heaps(self.store, row, files)
         elif verdict == "undecided":
-            pending = known.pending or moment(self.source).lsn
+            pending = known.pending or _end(self.source)
             remember_heaps(self.store, row, known.files, own=known.seen, pending=pending)
         elif row.state != TableState.STREAMING or verdict == "empty":
             logger.warning("%s: its rows were replaced unseen; copying again", row.table)
@@ -192,6 +208,16 @@ class _Look:
                 return None
             traces[heap] = trace
         return traces
+
+
+def unmoved(pipeline: Pipeline, row: TableRow) -> bool:
+    """Whether the heaps of the copy's plan are those that the table has, with the same files."""
+    with pipeline.connect_copy("pins") as source:
+        try:
+            found = heaps(source, row.table, describe(source, row.table).oid)
+        except TableProblem:
+            return False
+    return {heap.oid: heap.filenode for heap in found} == planned_files(pipeline.store, row)
 
 
 def look_at_heaps(source: Connection, store: LogStore, rows: Iterable[TableRow]) -> None:

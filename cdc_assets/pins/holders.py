@@ -128,3 +128,9 @@ def held_pins(store: LogStore, pins: Iterable[str]) -> frozenset[str]:
         "select pin::text from pins where pin = any(%s::uuid[]) and held", (asked,)
     ).fetchall()
     return frozenset(pin for (pin,) in rows)
+
+
+def note_released(store: LogStore, pin: str) -> None:
+    """Record that nothing is read under the pin any more."""
+    store.connection.execute("update pins set released_at = now() where pin = %s", (pin,))
+    store.connection.execute("delete from pin_holders where pin = %s", (pin,))

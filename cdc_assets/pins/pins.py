@@ -21,9 +21,9 @@ from dataclasses import replace
 
 import psycopg
 
-from cdc_assets.errors import EnvironmentProblem, SnapshotLost, TableProblem
+from cdc_assets.errors import EnvironmentProblem, SnapshotLost
 from cdc_assets.log.asked.wishes import refuse_if_dropped
-from cdc_assets.log.copies.chunks import await_another_pin, planned_files, restart_copy, unread
+from cdc_assets.log.copies.chunks import await_another_pin, restart_copy, unread
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
@@ -31,31 +31,38 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.tables import GIVEN_UP
 from cdc_assets.messages.findings import Finding
 from cdc_assets.pins.at_horizon import AtHorizon
-from cdc_assets.pins.by_lock import ByLock
 from cdc_assets.pins.elsewhere.copies import begin_logs, pin_elsewhere, resumes
 from cdc_assets.pins.elsewhere.looks import Looks, has_begun
 from cdc_assets.pins.elsewhere.restored import pin_restored
 from cdc_assets.pins.enrol import publish_tables, register_tables
-from cdc_assets.pins.heap_facts import look_at_heaps
-from cdc_assets.pins.holders import Holder, held_pins, hold, join_pin
-from cdc_assets.pins.streamed import inserts_from, set_inserts_from, streamed_publications
+from cdc_assets.pins.heap_facts import look_at_heaps, unmoved
+from cdc_assets.pins.holders import Holder, held_pins, hold, join_pin, note_released
+from cdc_assets.pins.on_standby import begin_stream, hurried, proven_by_slot
+from cdc_assets.pins.streamed import begin_inserts, set_inserts_from, streamed_publications
 from cdc_assets.pins.taking import log_pinned, take
+from cdc_assets.pins.ways.by_lock import ByLock
+from cdc_assets.pins.ways.queried import Queried
+from cdc_assets.pins.ways.without_slot import begin_without_slot, relayed
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import describe, heaps
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.contents import publication_oid
 from cdc_assets.postgres.session.connect import Connection
-from cdc_assets.postgres.slots import NewSlot, create_slot, export_snapshot, slot_status
+from cdc_assets.postgres.slots import (
+    NewSlot,
+    create_slot,
+    export_snapshot,
+    on_standby,
+    slot_status,
+)
 from cdc_assets.readiness.admission import (
     make_slot_follow_failovers,
     refuse_or_park,
-    refuse_other_cluster,
     settle,
 )
 from cdc_assets.readiness.copy_server import is_dump, unreachable
 from cdc_assets.readiness.source.now import followed, remember
-from cdc_assets.readiness.strategy import incremental
+from cdc_assets.readiness.strategy import at_horizon
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +81,7 @@ class Pins:
         self._store = self._pipeline.store
         self._held: dict[str, Holder] = {}
         self._horizon = AtHorizon()
+        self._queried = Queried()
         self._by_lock = ByLock(self._pipeline)
         self._refused_again_at = time.monotonic() + _REFUSED_SECONDS
         self._looks = Looks()
@@ -90,8 +98,7 @@ class Pins:
 
     def has_refused(self, table: TableId) -> bool:
         """Whether the table can't be copied from ``snapshot.from``, which only a person changes."""
-        found = self.refused.get(table)
-        return found is not None and found.severity == "error"
+        return (found := self.refused.get(table)) is not None and found.severity == "error"
 
     def prepare(self, *, patient: bool = True) -> None:
         """Register the tables, complete the publication, create the slot with the first pin.
@@ -108,9 +115,8 @@ class Pins:
         try:
             refuse_if_dropped(self._store)
             with self._pipeline.connect_source("pins") as source:
-                if not self._config.streams:
-                    refuse_other_cluster(source, self._store)
-                    register_tables(source, self._config, self._store)
+                if not self._config.decodes:
+                    begin_without_slot(source, self._config, self._store)
                     return
                 found = settle(self._pipeline, source)
                 look_at_heaps(source, self._store, followed(self._store))
@@ -119,12 +125,14 @@ class Pins:
                     self._forget_unfollowed(source)
                 waiting = publish_tables(source, self._config, self._store)
                 slot = slot_status(source, self._config.slot)
-                if slot is None:
+                if slot is None and on_standby(source):
+                    begin_stream(self._pipeline, source, waiting)
+                elif slot is None:
                     made = create_slot(
                         self._pipeline.replication_dsn, self._config.slot, temporary=False
                     )
                     set_inserts_from(source, self._config, self._store, made.consistent_point)
-                    later = incremental(source, self._config, waiting)
+                    later = at_horizon(source, self._config, waiting)
                     here = waiting if self._config.snapshot.from_ is None else []
                     pinned = [row for row in here if row.table not in later]
                     self._pin(source, made, pinned, first=True)
@@ -190,32 +198,24 @@ class Pins:
 
     def _pin_waiting(self, source: Connection) -> None:
         """Take one pin for all tables that wait and that the stream follows already."""
-        if self._config.streams:
+        if self._config.decodes:
             # Before the publication is completed: a table missing there has to be noticed.
             refuse_or_park(source, self._config, self._store)
         register_tables(source, self._config, self._store)
+        if self._config.query is not None:
+            self._pin_queried(source, [row for row in self._waiting() if row.oid])
+            return
         if not self._config.streams:
             for row in (row for row in self._waiting() if row.snapshot_lsn):
                 restart_copy(self._store, row)  # no log evens out what was read of another moment
             if waiting := [row for row in self._waiting() if row.oid]:
                 self._pin(source, export_snapshot(self._pipeline.source_dsn), waiting, first=False)
             return
-        streaming = self._store.has_flusher()
-        # A streaming flusher drops changes of tables that it doesn't know: it has to know a table
-        # before the pin. A flusher that starts later reads the registered tables first.
-        told = {*self._horizon.told, *self._by_lock.told, *self.refused}
-        waiting = publish_tables(source, self._config, self._store, told)
-        self._begin_inserts(source, waiting)
-        asked = streamed_publications(self._pipeline, self._store.flushed_lsn() or Lsn.ZERO)
-        pinned = [
-            row
-            for row in waiting
-            if row.followed or not (streaming or (row.inserts_only and len(asked) == 1))
-        ]
-        if self._config.snapshot.from_ is not None:
+        pinned = self._followed(source)
+        if self._config.snapshot.from_ is not None or on_standby(source):
             self._pin_elsewhere(source, pinned)
         else:
-            later = incremental(source, self._config, pinned)
+            later = at_horizon(source, self._config, pinned)
             self._pin_at_horizon(source, [row for row in pinned if row.table in later])
             rest = [r for r in pinned if r.table not in later and resumes(self._pipeline, r)]
             locking = [row for row in rest if self._config.pin_by(row.table) == "lock"]
@@ -225,6 +225,29 @@ class Pins:
                 self._pin(source, self._temporary_slot(), rest, first=False)
         if self._horizon.held_up is not None:
             raise self._horizon.held_up
+
+    def _followed(self, source: Connection) -> list[TableRow]:
+        """The waiting tables whose changes from now on are in the log, or will be."""
+        if self._config.log is not None:
+            return relayed(source, self._config, self._store, self._waiting())
+        streaming = self._store.has_flusher()
+        # A streaming flusher drops changes of tables that it doesn't know: it has to know a table
+        # before the pin. A flusher that starts later reads the registered tables first.
+        told = {*self._horizon.told, *self._by_lock.told, *self.refused}
+        waiting = publish_tables(source, self._config, self._store, told)
+        begin_inserts(source, self._config, self._store, waiting, self._temporary_slot)
+        asked = streamed_publications(self._pipeline, self._store.flushed_lsn() or Lsn.ZERO)
+        return [
+            row
+            for row in waiting
+            if row.followed or not (streaming or (row.inserts_only and len(asked) == 1))
+        ]
+
+    def _pin_queried(self, source: Connection, waiting: list[TableRow]) -> None:
+        point, tables = self._queried.pinnable(source, self._config, self._store, waiting)
+        if tables:
+            made = replace(export_snapshot(self._pipeline.source_dsn), consistent_point=point)
+            self._pin(source, made, tables, first=False)
 
     def _pin_at_horizon(self, source: Connection, tables: list[TableRow]) -> None:
         """Pin tables whose changes the log has from a proven horizon on; a later tick the others.
@@ -242,7 +265,9 @@ class Pins:
         """Pin the tables whose logs have begun at another server; begin the logs of the others."""
         begun = [row for row in tables if has_begun(row)]
         others = [row for row in tables if row not in begun]
-        if proven := self._horizon.proven(source, self._config, self._store, others):
+        proven = proven_by_slot(self._pipeline, source, others)
+        proven = proven or self._horizon.proven(source, self._config, self._store, others)
+        if proven:
             begin_logs(self._pipeline, source, proven)
         if not begun:
             self._looks.found({})
@@ -259,17 +284,8 @@ class Pins:
 
     def _temporary_slot(self) -> NewSlot:
         name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"
-        return create_slot(self._pipeline.replication_dsn, name, temporary=True)
-
-    def _begin_inserts(self, source: Connection, waiting: list[TableRow]) -> None:
-        """Find the LSN from which the publication of inserts may be used, if it came late."""
-        if (
-            any(row.inserts_only for row in waiting)
-            and inserts_from(source, self._config, self._store) is None
-        ):
-            made = self._temporary_slot()
-            made.connection.close()
-            set_inserts_from(source, self._config, self._store, made.consistent_point)
+        with hurried(self._config):
+            return create_slot(self._pipeline.replication_dsn, name, temporary=True)
 
     def _waiting(self, state: TableState = TableState.WAITING) -> list[TableRow]:
         """Without tables that were taken out of the configuration: those wait for ever."""
@@ -292,8 +308,7 @@ class Pins:
             point, name = slot.consistent_point, slot.snapshot_name
             pin, pinned = take(source, self._config, self._store, point, name, tables, first=first)
             if pinned:
-                dsn = self._pipeline.source_dsn
-                self._held[pin] = hold(self._store, dsn, pin, slot.snapshot_name)
+                self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, name)
         finally:
             slot.connection.close()  # drops a temporary slot, so that it keeps no WAL any longer
         log_pinned(pinned, slot.consistent_point)
@@ -321,26 +336,15 @@ class Pins:
                 return  # all was read meanwhile
             evened = row.mode == "mirror" and self._config.snapshot.mode == "initial"
             waits = (evened and row.key_columns) or self._config.snapshot.from_ is not None
-            if waits and self._unmoved(row):
+            if waits and unmoved(self._pipeline, row):
                 logger.warning("%s: its pin was lost; the rest is read under another", row.table)
                 await_another_pin(self._store, row)
             else:
                 logger.warning("%s: its pin was lost while it was copied; copying again", row.table)
                 restart_copy(self._store, row, of_pin=row.pin)
 
-    def _unmoved(self, row: TableRow) -> bool:
-        """Whether the heaps of the plan are those that the table has, with the same files."""
-        with self._pipeline.connect_copy("pins") as source:
-            try:
-                found = heaps(source, row.table, describe(source, row.table).oid)
-            except TableProblem:
-                return False
-        return {heap.oid: heap.filenode for heap in found} == planned_files(self._store, row)
-
     def _release(self) -> None:
         needed = {row.pin for row in self._store.tables(None, TableState.COPYING)}
-        execute = self._store.connection.execute
         for pin in [pin for pin in self._held if pin not in needed]:
             self._held.pop(pin).close()
-            execute("update pins set released_at = now() where pin = %s", (pin,))
-            execute("delete from pin_holders where pin = %s", (pin,))
+            note_released(self._store, pin)

@@ -18,7 +18,7 @@ def row_filter(source: Connection, config: SourceConfig, row: TableRow) -> str |
     unless the publication has a filter just if the configuration has one.
     """
     wanted = config.row_filters.get(row.table)
-    if not config.streams:
+    if not config.publishes:
         return wanted
     publication = publication_of(config.publication, inserts_only=row.inserts_only)
     found = row_filters(source, publication, [row.oid]).get(row.oid)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.store import LogStore
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.publication.contents import inserts_publication, publication_oid
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.postgres.slots import NewSlot
 
 # In pipeline_meta: the oid of the publication of inserts, and the LSN from which it may be used.
 INSERTS_FROM = "inserts_from"
@@ -32,6 +36,21 @@ def set_inserts_from(source: Connection, config: SourceConfig, store: LogStore, 
     oid = publication_oid(source, inserts_publication(config.publication))
     if oid is not None:
         store.set_meta(INSERTS_FROM, f"{oid} {lsn}")
+
+
+def begin_inserts(
+    source: Connection,
+    config: SourceConfig,
+    store: LogStore,
+    waiting: Sequence[TableRow],
+    temporary_slot: Callable[[], NewSlot],
+) -> None:
+    """Find the LSN from which the publication of inserts may be used, if it came late."""
+    late = any(row.inserts_only for row in waiting)
+    if late and inserts_from(source, config, store) is None:
+        made = temporary_slot()
+        made.connection.close()
+        set_inserts_from(source, config, store, made.consistent_point)
 
 
 def streamed_publications(pipeline: Pipeline, at: Lsn) -> tuple[str, ...]:

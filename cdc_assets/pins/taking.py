@@ -17,6 +17,7 @@ import psycopg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem
+from cdc_assets.log.asked.adoptions import await_adoption
 from cdc_assets.log.copies.chunks import plan_copy
 from cdc_assets.log.heaps.files import known_heaps, remember_heaps
 from cdc_assets.log.heaps.record import HeapFile, Moment
@@ -36,6 +37,7 @@ from cdc_assets.postgres.session.waits import locked
 from cdc_assets.readiness.source.now import look_at_tables
 from cdc_assets.readiness.source.planning import AT_ONCE, AT_ONCE_LIMITS
 from cdc_assets.readiness.source.record import PublishedAs, TableNow
+from cdc_assets.readiness.strategy import adopts
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +75,15 @@ def take(
         if seen is not None:
             now = look_at(source, config, known)
             known = [row for row in known if now.of(row) == seen.of(row)]
-        if config.streams:
+        if config.publishes:
             known = _filtered_as_wanted(source, config, known)
         plans = [*_plans(source, config, known, kinds)]
         pinned = [row for row, _ in plans]
         fresh = [row for row in pinned if row.snapshot_lsn is None]
-        entries = look_at_tables(source, config.publication, fresh) if config.streams else {}
+        entries = look_at_tables(source, config.publication, fresh) if config.publishes else {}
         files = heap_files(source, [row.oid for row in fresh])
-        horizon = None if elsewhere else moment(source).horizon  # a standby has none to tell
+        # A standby has none to tell, and no query needs one.
+        horizon = moment(source).horizon if config.publishes and not elsewhere else None
         since = started(source)
     # Not before all is asked: where the log is, an open transaction holds up slots and VACUUM, and
     # another server may hang.
@@ -88,13 +91,15 @@ def take(
         pin = new_pin(store, config, since, point, held=held, read=read)
         if first:
             store.advance(point)
-        if config.streams:
+        if config.publishes:
             _remember_entries(store, fresh, entries)
             _remember_heaps(store, fresh, files, point, horizon)
         else:
             for row in fresh:
                 store.set_row_filter(row.table, row.filter_wanted, row.epoch)
         for row, chunks in plans:
+            if adopts(config, row):
+                await_adoption(store, row, point)
             plan_copy(
                 store,
                 row,
@@ -222,7 +227,9 @@ def _planned(
     limits: LiteralString = "",
 ) -> list[tuple[TableRow, Chunks]]:
     # The plan of a copy that resumes stays; it notices a file or a column that is gone.
-    fresh = {row.oid: row.table for row in rows if row.snapshot_lsn is None}
+    fresh = {
+        row.oid: row.table for row in rows if row.snapshot_lsn is None and not adopts(config, row)
+    }
     found: Mapping[int, list[Heap] | TableProblem] = {}
     if fresh and config.snapshot.mode != "never":
         with source.transaction(force_rollback=True):

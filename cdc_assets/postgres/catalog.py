@@ -60,14 +60,17 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     return tuple(Column.from_json(column) for column in json.loads(text))
 
 
+# Views, materialized views, foreign tables: none of their changes is in the WAL.
+QUERIED_KINDS = ("v", "m", "f")
+
+
 @dataclass(frozen=True, slots=True)
 class SourceTable:
     """A table as the source has it.
 
     ``key_columns`` identify a row in the log: the replica identity's index if one is set, else the
     primary key, else nothing. ``replica_identity`` is the catalog's letter: d(efault), n(othing),
-    f(ull), i(ndex). ``kind`` is the catalog's relkind: r or p. ``identity`` judges whether Postgres
-    can identify the changed rows of the table once it is published.
+    f(ull), i(ndex). ``kind`` is the catalog's relkind: r, p, or one of QUERIED_KINDS.
     """
 
     id: TableId
@@ -123,7 +126,7 @@ select distinct on (i.indrelid) i.indrelid, array(
 
 
 def describe(connection: Connection, table: TableId) -> SourceTable:
-    """The table as it is now; raises TableProblem when it isn't there or isn't a table."""
+    """The table as it is now; raises TableProblem when it isn't there or has no rows to query."""
     found = describe_all(connection, [table])[table]
     if isinstance(found, TableProblem):
         raise found
@@ -133,7 +136,7 @@ def describe(connection: Connection, table: TableId) -> SourceTable:
 def describe_all(
     connection: Connection, tables: Sequence[TableId]
 ) -> dict[TableId, SourceTable | TableProblem]:
-    """Each table as it is now, or the problem of one that isn't there or isn't a table."""
+    """Each table as it is now, or the problem of one that isn't there or has no rows to query."""
     relations = _relations(connection, tables)
     which = {"oids": [oid for oid, _, _ in relations.values()]}
     columns = dict[int, list[Column]]()
@@ -147,11 +150,9 @@ def describe_all(
             found[table] = TableProblem(
                 table, "not found in the source", "Create it, or take it out of the configuration."
             )
-        elif kind not in ("r", "p"):
+        elif kind not in ("r", "p", *QUERIED_KINDS):
             found[table] = TableProblem(
-                table,
-                "it is not a table: views, foreign tables and sequences have no changes to follow",
-                "Replicate the tables underneath it.",
+                table, "it is not a table, nor a view: it has no rows", "Name the table itself."
             )
         else:
             mine = tuple(columns.get(oid, ()))
@@ -240,12 +241,16 @@ def type_names(connection: Connection, types: Sequence[tuple[int, int]]) -> list
     return [row[0] for row in connection.execute(_TYPE_NAMES, (oids, modifiers)).fetchall()]
 
 
+NO_FILE = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Heap:
     """A relation that holds rows: a plain table, or a leaf of a partitioned one.
 
-    ``filenode`` is its file: TRUNCATE, CLUSTER, VACUUM FULL and rewriting ALTERs give it another.
-    ``pages`` is the file's size as the file system has it: ``relpages`` may be stale or 0.
+    ``filenode`` is its file: TRUNCATE, CLUSTER, VACUUM FULL and rewriting ALTERs give it another. A
+    view and a foreign table, which are read as a whole, have none: NO_FILE. ``pages`` is the file's
+    size as the file system has it: ``relpages`` may be stale or 0.
     """
 
     id: TableId
@@ -266,7 +271,8 @@ select w.root, n.nspname, c.relname, c.oid, c.relkind::text, c.oid <> w.root,
  cross join lateral (
         select relid from pg_catalog.pg_partition_tree(w.root::regclass) where isleaf
         union
-        select oid::regclass from pg_catalog.pg_class where oid = w.root and relkind = 'r') t
+        select oid::regclass from pg_catalog.pg_class
+         where oid = w.root and relkind in ('r', 'v', 'm', 'f')) t
   join pg_catalog.pg_class c on c.oid = t.relid
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where c.relkind <> 'p'
@@ -296,8 +302,8 @@ def heaps_of(
         there, part = found[root], TableId(schema, name)
         if isinstance(there, TableProblem):
             continue
-        if kind != "r":
-            found[root] = _elsewhere(tables[root], part)
+        if leaf and kind != "r":
+            found[root] = elsewhere(tables[root], part)
         else:
             there.append(Heap(part, int(heap), int(filenode), int(pages), bool(leaf)))
     return found
@@ -310,7 +316,7 @@ with recursive part (root, oid) as (
     select p.root, i.inhrelid from part p
       join pg_catalog.pg_inherits i on i.inhparent = p.oid
       join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition)
-select p.root, n.nspname::text, c.relname::text, c.relkind::text
+select p.root, n.nspname::text, c.relname::text, c.relkind::text, c.oid <> p.root
   from part p
   join pg_catalog.pg_class c on c.oid = p.oid and c.relkind <> 'p'
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -324,19 +330,19 @@ def heap_names(
     """What the :func:`heaps` of these tables are called; waits for no lock."""
     found: dict[int, list[TableId]] = {table.oid: [] for table in tables}
     foreign = dict[int, TableId]()
-    for root, schema, name, kind in connection.execute(_HEAP_NAMES, ([*found],)):
+    for root, schema, name, kind, leaf in connection.execute(_HEAP_NAMES, ([*found],)):
         found[root].append(TableId(schema, name))
-        if kind != "r":
+        if leaf and kind != "r":
             foreign.setdefault(root, TableId(schema, name))
     return {
-        table.id: _elsewhere(table.id, foreign[table.oid])
+        table.id: elsewhere(table.id, foreign[table.oid])
         if table.oid in foreign
         else found[table.oid]
         for table in tables
     }
 
 
-def _elsewhere(table: TableId, partition: TableId) -> TableProblem:
+def elsewhere(table: TableId, partition: TableId) -> TableProblem:
     return TableProblem(
         table,
         f"its partition {partition} is a foreign table, whose rows and changes are elsewhere",

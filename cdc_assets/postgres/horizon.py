@@ -18,6 +18,7 @@ from typing import LiteralString, Self
 
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.postgres.slots import on_standby
 
 # Prepared transactions' locks are among them; neither statement needs a right.
 _RUNNING = (
@@ -25,6 +26,11 @@ _RUNNING = (
     " where locktype = 'transactionid' and granted"
 )
 
+_FLUSHED = (
+    "select r, case when r then pg_catalog.pg_last_wal_replay_lsn()"
+    " else pg_catalog.pg_current_wal_flush_lsn() end::text"
+    " from pg_catalog.pg_is_in_recovery() r"
+)
 # A commit that is flushed, and with it all that is before it; synchronous standbys have it as well.
 FLUSH: LiteralString = (
     "select pg_catalog.set_config('synchronous_commit', 'on', true),"
@@ -51,11 +57,15 @@ class Horizon:
 
     @classmethod
     def observe(cls, source: Connection) -> Self:
-        """Of a primary, in two statements: what began between them may be among the running."""
+        """In two statements: what began between them may be among the running.
+
+        A standby shows what committed below its replay LSN, which moves on when a record has been
+        replayed: there it is proven at once, and no transaction has a lock on its id.
+        """
         # What isn't flushed yet may be lost, and other commits come in its place.
-        row = source.execute("select pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
+        row = source.execute(_FLUSHED).fetchone()
         assert row is not None
-        return cls(Lsn.parse(row[0]), running(source))
+        return cls(Lsn.parse(row[1]), frozenset() if row[0] else running(source))
 
     def is_proven(self, source: Connection) -> bool:
         """Whether all of them have ended: then what committed below ``lsn`` is visible."""
@@ -66,8 +76,10 @@ def secured(source: Connection, seconds: float) -> bool:
     """Flush what ``source`` has seen, and wait until synchronous standbys have it, too.
 
     What a snapshot shows of an asynchronous commit may be lost in a crash. False if it takes longer
-    than ``seconds``.
+    than ``seconds``. A standby shows nothing that isn't flushed, there and at its primary.
     """
+    if on_standby(source):
+        return True
     late = Event()
 
     def give_up() -> None:

@@ -7,6 +7,10 @@ input function of a built-in type, or of an extension's. Values of any other typ
 compared as text, without an index's help: even for an enum, Postgres may choose the comparison by a
 cast. Values of regclass and the like are compared as text, too: the name of a dropped object isn't
 a value of theirs.
+
+A view and a foreign table have no index of their own. Their built-in types are compared by the
+default operator class, which is Postgres's own, and the keys are listed once more in a condition by
+itself: that reaches the indexes below a view, and the server of a foreign table; a join doesn't.
 """
 
 from __future__ import annotations
@@ -39,6 +43,14 @@ class KeyColumn:
     operator: str
     type: str
     read_by: Literal["cast", "input", "nothing"]
+    is_elsewhere: bool = False
+    """Whether it is a view's, or a foreign table's."""
+
+    def among(self, texts: Iterable[str | None]) -> sql.Composable:
+        """Whether ``t``'s column is one of these, which the planner may ask elsewhere."""
+        column, operator, of = sql.Identifier("t", self.name), sql.SQL(self.operator), self.type
+        listed = sql.SQL("{}::{}[]").format(sql.Literal(list(texts)), sql.SQL(of))
+        return sql.SQL("{} {} any({})").format(column, operator, listed)
 
     def listed(self, texts: Iterable[str | None]) -> sql.Composable:
         """An array of texts, to be unnested and compared by :meth:`equals`."""
@@ -85,7 +97,12 @@ def lookups(columns: Sequence[KeyColumn], keys: Sequence[Key]) -> Iterator[Looku
         listed = sql.SQL("unnest({}) with ordinality as k ({}, n)").format(
             sql.SQL(", ").join(arrays), sql.SQL(", ").join(names)
         )
-        yield Lookup(start, listed, equal)
+        among = [
+            column.among(values)
+            for column, values in zip(columns, zip(*some, strict=True), strict=True)
+            if column.is_elsewhere and column.read_by == "cast"
+        ]
+        yield Lookup(start, listed, sql.SQL(" and ").join([equal, *among]))
 
 
 # The operator is that of the key's index (see ``catalog``), or of any other unique one. A modifier
@@ -102,9 +119,11 @@ select b.attnum, b.attname::text, coalesce(equal.operator, ''), pg_catalog.forma
        case when equal.operator is null or t.typname ~ '^_?reg' then 'nothing'
             when t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace then 'cast'
             when t.typtype = 'b' and t.typelem = 0 and equal.of = t.oid and o.rolsuper then 'input'
-            else 'nothing' end
+            else 'nothing' end,
+       r.relkind in ('v', 'f')
   from base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype <> 'd'
   join pg_catalog.pg_roles o on o.oid = t.typowner
+  join pg_catalog.pg_class r on r.oid = %(oid)s
   left join lateral (
        select pg_catalog.format('operator(%%I.%%s)', n.nspname, o.oprname) as operator,
               c.opcintype as of
@@ -118,7 +137,24 @@ select b.attnum, b.attname::text, coalesce(equal.operator, ''), pg_catalog.forma
           and p.amopstrategy = 3
           and p.amoplefttype = c.opcintype and p.amoprighttype = c.opcintype
           and o.oid = p.amopopr and n.oid = o.oprnamespace
-        order by i.indisreplident desc, i.indisprimary desc, i.indexrelid limit 1) equal on true
+        order by i.indisreplident desc, i.indisprimary desc, i.indexrelid limit 1) by_index on true
+  left join lateral (
+       select pg_catalog.format('operator(pg_catalog.%%s)', o.oprname) as operator,
+              c.opcintype as of
+         from pg_catalog.pg_opclass c
+         join pg_catalog.pg_am m on m.oid = c.opcmethod and m.amname = 'btree'
+         join pg_catalog.pg_amop p on p.amopfamily = c.opcfamily and p.amopstrategy = 3
+          and p.amoplefttype = c.opcintype and p.amoprighttype = c.opcintype
+         join pg_catalog.pg_operator o on o.oid = p.amopopr
+          and o.oprnamespace = 'pg_catalog'::pg_catalog.regnamespace
+        where r.relkind in ('v', 'm', 'f') and c.opcdefault
+          and c.opcnamespace = 'pg_catalog'::pg_catalog.regnamespace
+          and c.opcintype = case t.typname when 'varchar' then 'text'::pg_catalog.regtype
+                                           else t.oid end
+        limit 1) by_default on true
+ cross join lateral (
+       select coalesce(by_index.operator, by_default.operator) as operator,
+              coalesce(by_index.of, by_default.of) as of) equal
 """
 
 

@@ -6,7 +6,10 @@ to tables.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event, Timer
 from typing import Any, LiteralString
 
 import psycopg
@@ -17,6 +20,7 @@ from psycopg.rows import kwargs_row
 from cdc_assets.errors import PreflightError, ReplicationLost, SlotBusy, first_line
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import (
+    STANDBY,
     Connection,
     connect,
     is_outage,
@@ -28,6 +32,9 @@ from cdc_assets.postgres.session.waits import writers
 TWO_PHASE, CONFLICTS, FAILOVER_SLOTS = 140000, 160000, 170000
 # Slot creation waits for every running transaction; after this long it fails, and names them.
 SLOT_PATIENCE_SECONDS = 120
+# What a primary is asked for, so that a slot can be made on a standby.
+LOG_RUNNING: LiteralString = "select pg_catalog.pg_log_standby_snapshot()"
+LOGICAL = "On the primary: alter system set wal_level = logical;"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,8 @@ class SlotStatus:
     keep_bytes: int | None = None
     inactive_seconds: float | None = None
     xmin_age: int | None = None
+    synced: bool = False
+    """Whether it is a standby's copy of its primary's: nobody may stream or drop it there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,8 @@ select slot_name::text as name, coalesce(plugin::text, '') as plugin, active_pid
        {two_phase} as two_phase, {invalidation} as invalidation, {failover} as failover,
        safe_wal_size::bigint as safe_bytes,
        nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1) as keep_bytes,
-       {inactive_seconds} as inactive_seconds, age(catalog_xmin)::bigint as xmin_age
+       {inactive_seconds} as inactive_seconds, age(catalog_xmin)::bigint as xmin_age,
+       {synced} as synced
   from pg_catalog.pg_replication_slots where slot_name = %s
 """
 
@@ -99,9 +109,25 @@ def slot_status(connection: Connection, slot: str) -> SlotStatus | None:
         invalidation=sql.SQL(invalidation),
         failover=sql.SQL("failover" if version >= FAILOVER_SLOTS else "false"),
         inactive_seconds=sql.SQL(inactive),
+        synced=sql.SQL("synced and pg_is_in_recovery()" if version >= FAILOVER_SLOTS else "false"),
     )
     with connection.cursor(row_factory=kwargs_row(_status)) as cursor:
         return cursor.execute(query, (slot,)).fetchone()
+
+
+def sent_through(connection: Connection, slot: str) -> Lsn | None:
+    """How far the server has sent ``slot``'s stream, as far as it still knows; None without one.
+
+    While somebody streams it knows that exactly; afterwards only what was acknowledged.
+    """
+    row = connection.execute(
+        "select greatest(s.confirmed_flush_lsn, r.sent_lsn)::text"
+        "  from pg_catalog.pg_replication_slots s"
+        "  left join pg_catalog.pg_stat_replication r on r.pid = s.active_pid"
+        " where s.slot_name = %s",
+        (slot,),
+    ).fetchone()
+    return _lsn(row[0]) if row is not None else None
 
 
 def _status(*, confirmed_flush: str | None, restart: str | None, **rest: Any) -> SlotStatus:
@@ -123,6 +149,9 @@ def create_slot(
     Waits for the running transactions, for ``patience_seconds`` at most (None: for
     SLOT_PATIENCE_SECONDS); then raises SlotBusy. The caller closes the connection once the snapshot
     is held elsewhere.
+
+    On a standby, where it waits for the primary's word on its running transactions, too, the
+    snapshot may lack rows, and only the consistent point counts (``pins.on_standby``).
     """
     connection = replication_connect(dsn, f"cdc_assets pin {slot}")
     patience = SLOT_PATIENCE_SECONDS if patience_seconds is None else patience_seconds
@@ -133,7 +162,12 @@ def create_slot(
         options = "EXPORT_SNAPSHOT"
         if not temporary and connection.info.server_version >= FAILOVER_SLOTS:
             options = "(SNAPSHOT 'export', FAILOVER true)"
-        made = command(connection, f'CREATE_REPLICATION_SLOT "{slot}" {kind} pgoutput {options}')
+        make = f'CREATE_REPLICATION_SLOT "{slot}" {kind} pgoutput '
+        if command(connection, "select pg_is_in_recovery()").get_value(0, 0) == b"t":
+            with _patient(connection, patience):  # no failover slot can be made there
+                made = command(connection, f"{make}(SNAPSHOT 'export')")
+        else:
+            made = command(connection, make + options)
         point, name = made.get_value(0, 1), made.get_value(0, 2)
         assert point is not None and name is not None
         return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
@@ -144,6 +178,36 @@ def create_slot(
     except BaseException:
         connection.close()
         raise
+
+
+@contextmanager
+def _patient(connection: Connection, seconds: float) -> Iterator[None]:
+    """On a standby a slot waits for WAL, which no time-out of the server's ends."""
+    late = Event()
+
+    def give_up() -> None:
+        late.set()
+        connection.cancel_safe()
+
+    timer = Timer(seconds, give_up)
+    timer.start()
+    try:
+        yield
+    except (PreflightError, ReplicationLost) as error:
+        if isinstance(error, PreflightError) and "wal_level" in error.what:
+            # Of the primary, which nothing that the standby shows tells.
+            raise PreflightError(error.what, f"{LOGICAL} then restart it.") from error
+        if not late.is_set():
+            raise
+        raise SlotBusy(
+            "the primary hasn't told which transactions run there, as it does now and then if it"
+            " isn't idle, or some don't end.",
+            f"On the primary: {LOG_RUNNING}; -- more than once while it is idle; or let its"
+            " transactions end. With postgres.primary_dsn that is done for you.",
+        ) from error
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def make_failover(dsn: str, slot: str) -> None:
@@ -224,22 +288,43 @@ def drop_slot(connection: Connection, slot: str) -> None:
     )
 
 
+# A record is visible before the replay LSN passes it. So of all that a standby shows, the end is
+# that of the WAL it has received: it replays nothing else, but from an archive.
+RECEIVED: LiteralString = """
+greatest(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn())
+"""
+_ON_STANDBY: LiteralString = (
+    f"(pg_is_in_recovery() and current_setting('{STANDBY}', true) is not distinct from 'on')"
+)
+_CURRENT: LiteralString = (
+    f"select case when {_ON_STANDBY} then {RECEIVED}"
+    " else pg_logical_emit_message(false, 'cdc_assets', '') end::text"
+)
+
+
+def on_standby(connection: Connection) -> bool:
+    """Whether the server is a standby, and may be: ``postgres.standby``, or query mode."""
+    row = connection.execute(f"select {_ON_STANDBY}").fetchone()
+    return bool(row and row[0])
+
+
 def current_lsn(connection: Connection) -> Lsn:
     """An LSN above every transaction that committed before the call, sure to be streamed soon.
 
     The message costs some bytes of WAL; without it the position could lie beyond the last record
-    (a page header), which an idle server would never reach.
+    (a page header), which an idle server would never reach. On a standby that is meant to be one
+    nothing is written: it is above what the standby shows, and streamed once that is replayed.
+    Raises psycopg.errors.ReadOnlySqlTransaction or ObjectNotInPrerequisiteState on any other.
     """
-    row = connection.execute("select pg_logical_emit_message(false, 'cdc_assets', '')").fetchone()
+    row = connection.execute(_CURRENT).fetchone()
     assert row is not None
     return Lsn.parse(str(row[0]))
 
 
 def current_position(connection: Connection) -> Lsn:
-    """Where the server's WAL ends now; on a standby, how far it has replayed."""
+    """Where the server's WAL ends now; on a standby, how far it has got the primary's."""
     row = connection.execute(
-        "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
-        " else pg_current_wal_lsn() end::text"
+        f"select case when pg_is_in_recovery() then {RECEIVED} else pg_current_wal_lsn() end::text"
     ).fetchone()
     assert row is not None
     return Lsn.parse(str(row[0]))

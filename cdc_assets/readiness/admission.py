@@ -30,11 +30,13 @@ from cdc_assets.postgres.slots import (
     FAILOVER_SLOTS,
     drop_slot,
     make_failover,
+    on_standby,
     slot_status,
     system_identifier,
 )
 from cdc_assets.readiness.source.now import followed, remember, review
 from cdc_assets.readiness.source.record import Review, Source
+from cdc_assets.relay.first import refuse_other_log
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ def settle(pipeline: Pipeline, source: Connection) -> Source:
     Only one process at a time does that (the caller holds the lock ``pins``).
     """
     config, store = pipeline.config, pipeline.store
+    refuse_other_log(config, store)
     while True:
         found, now = review(source, config, store)
         if not found.errors:
@@ -110,7 +113,7 @@ def settle(pipeline: Pipeline, source: Connection) -> Source:
 
 def make_slot_follow_failovers(source: Connection, config: SourceConfig) -> None:
     """Turn an idle slot that an earlier version made into a failover slot."""
-    if source.info.server_version < FAILOVER_SLOTS:
+    if source.info.server_version < FAILOVER_SLOTS or on_standby(source):
         return
     slot = slot_status(source, config.slot)
     if slot is None or slot.failover or slot.active_pid is not None:

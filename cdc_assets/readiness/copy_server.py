@@ -47,7 +47,8 @@ select (select oid::text from pg_catalog.pg_database
 _SOURCE: LiteralString = """
 select (select oid::text from pg_catalog.pg_database
          where datname = pg_catalog.current_database()),
-       pg_catalog.pg_current_wal_insert_lsn()::text
+       case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
+            else pg_catalog.pg_current_wal_insert_lsn() end::text
 """
 
 
@@ -96,8 +97,9 @@ class CopyServer:
 
 
 def is_replica(config: SourceConfig) -> bool:
-    """Whether first copies are read from a standby that goes on meanwhile."""
-    return config.snapshot.from_ is not None and config.snapshot.from_.kind == "replica"
+    """Whether first copies are read from a standby that goes on meanwhile: the source, perhaps."""
+    origin = config.snapshot.from_
+    return origin.kind == "replica" if origin is not None else config.postgres.standby
 
 
 def is_dump(config: SourceConfig) -> bool:

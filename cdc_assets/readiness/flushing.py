@@ -19,6 +19,7 @@ from psycopg import sql
 from cdc_assets.config.addresses import coordination_dsn, source_dsn
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import CdcError, NotReady, StagingProblem, first_line
+from cdc_assets.log.moving.mark import mark_of
 from cdc_assets.log.schema.ownership import ownership_findings
 from cdc_assets.log.schema.versions import newest, version
 from cdc_assets.log.staged.places import staged_place, staged_places
@@ -130,7 +131,7 @@ def coordination_findings(config: SourceConfig) -> Iterator[Finding]:
     try:
         dsn = coordination_dsn(config)
         with connect(dsn, application_name="cdc_assets check") as state:
-            yield from _coordination(state, config.state.schema_)
+            yield from _coordination(state, config.state.schema_, config.name)
             if pools_transactions(state, dsn):
                 yield Finding(
                     "coordination_pooler",
@@ -169,8 +170,11 @@ select current_user::text, current_database()::text,
 """
 
 
-def _coordination(state: psycopg.Connection[Any], schema: str) -> Iterator[Finding]:
-    """Whether the schema can be made, brought up to date and written to by this role alone."""
+def _coordination(state: psycopg.Connection[Any], schema: str, source: str) -> Iterator[Finding]:
+    """Whether the schema can be made, brought up to date and written to by this role alone.
+
+    And whether the source's log is there.
+    """
     foreign = list(ownership_findings(state, schema))
     yield from foreign
     if any(finding.severity == "error" for finding in foreign):
@@ -196,6 +200,9 @@ def _coordination(state: psycopg.Connection[Any], schema: str) -> Iterator[Findi
             f"the coordination schema {schema} is at version {found}, this program knows {known}.",
             "Upgrade cdc_assets here too.",
         )
+    elif found and (mark := mark_of(state, source, schema)) is not None:
+        error = mark.error(source)
+        yield Finding("state_moved", "error", error.what, error.remedy)
     elif 0 < found < known:
         yield Finding(
             "coordination_older",
@@ -231,12 +238,13 @@ def _coordination(state: psycopg.Connection[Any], schema: str) -> Iterator[Findi
 
 
 def staging(config: SourceConfig, *, leave_nothing: bool = False) -> Iterator[Finding]:
-    """Whether staged files can be written; ``leave_nothing``: the probe is removed again."""
+    """Whether staged files can be written, if any are; ``leave_nothing``: the probe is removed."""
     if not config.streams:
         return
     try:
         storage = Storage.of(config.s3)
-        check_place(config.staging_uri, config.name, storage, leave_nothing=leave_nothing)
+        if config.log is None:
+            check_place(config.staging_uri, config.name, storage, leave_nothing=leave_nothing)
     except StagingProblem as error:
         yield Finding("staging_unwritable", "error", error.what, error.remedy)
     yield from _elsewhere(config)
@@ -255,7 +263,7 @@ def _elsewhere(config: SourceConfig) -> Iterator[Finding]:
         return
     if newest_file is None or staged_place(places, newest_file) is not None:
         return
-    folder = newest_file.partition(f"/{config.name}/")[0]
+    folder = newest_file.partition(f"/{config.log_name}/")[0]
     yield Finding(
         "staging_elsewhere",
         "error",

@@ -22,6 +22,7 @@ from cdc_assets.errors import (
     SparkProblem,
     first_line,
 )
+from cdc_assets.log.moving.frozen import is_frozen
 from cdc_assets.process.traces import keep_trace
 
 _LOGIN = re.compile(
@@ -61,6 +62,9 @@ def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError
         what = f"the coordination schema {schema} isn't whole, or a table is gone: {said}."
         remedy = "Restore the schema from a backup, or drop it and begin anew with resync --all."
         return CoordinationError, what, remedy
+    if config is not None and is_frozen(error, config.name):
+        what = f"the state of source {config.name} was moved while this worked with it: {said}."
+        return CoordinationError, what, "Where it is now: cdc-assets check."
     if isinstance(error, psycopg.Error):
         return CdcError, f"Postgres refused a statement: {said}.", "See what check says."
     if package in ("pyspark", "grpc"):

@@ -39,10 +39,12 @@ def why_pinned(
     config: SourceConfig, mode: str, key: Sequence[str], server_version: int
 ) -> str | None:
     """What keeps a table from an incremental copy; None if nothing does."""
-    if not config.streams:
+    if not config.publishes:
         return "it is only copied, so no log evens out what moves meanwhile"
     if config.snapshot.from_ is not None:
         return "snapshot.from has one moment of it"
+    if config.postgres.standby:
+        return "a standby is read under one snapshot"
     if mode != "mirror":
         return f"its lake table, in mode {mode}, would show what moves meanwhile twice"
     if not key:
@@ -72,3 +74,18 @@ def incremental(
         if (strategy := wanted.get(row.table)) == "incremental"
         or (strategy == "auto" and row.oid in large)
     )
+
+
+def adopts(config: SourceConfig, row: TableRow) -> bool:
+    """Whether the table is to be adopted: at its first beginning alone; a later one is a copy."""
+    begins = row.epoch == 1 and row.snapshot_lsn is None
+    return begins and config.table(row.table).adopt is not None
+
+
+def at_horizon(
+    source: Connection, config: SourceConfig, rows: Sequence[TableRow]
+) -> frozenset[TableId]:
+    """Those of the waiting tables whose logs begin at a proven horizon, not under a snapshot."""
+    adopted = {row.table for row in rows if adopts(config, row)}
+    others = [row for row in rows if row.table not in adopted]
+    return incremental(source, config, others) | adopted

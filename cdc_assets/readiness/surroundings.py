@@ -10,10 +10,8 @@ A materializer checks its own preconditions when it begins (:func:`admitted`), t
 
 from __future__ import annotations
 
-import importlib.metadata
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -39,10 +37,12 @@ from cdc_assets.lake.spark.jars import PACKAGES
 from cdc_assets.lake.spark.session import open_session, server, spark_problem
 from cdc_assets.log.staged.storage import Storage, folders_as_they_were
 from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.session.clock import ahead_seconds
 from cdc_assets.postgres.session.connect import connect
 from cdc_assets.postgres.session.parameters import resolved
 from cdc_assets.process.machine import check_java
 from cdc_assets.readiness.copy_server import copy_findings
+from cdc_assets.readiness.executors.findings import python_findings, reach_findings
 from cdc_assets.readiness.flushing import coordination_findings, refuse, source_findings, staging
 from cdc_assets.readiness.lake_tables import lake_table_findings
 from cdc_assets.readiness.links import jdbc_findings, transport_findings
@@ -96,7 +96,7 @@ def admitted(config: SourceConfig, opened: Callable[[], SparkSession]) -> SparkS
 
 def _readable(config: SourceConfig) -> Iterator[Finding]:
     """Whether staged files can be found."""
-    filesystem, path = Storage.of(config.s3).locate(f"{config.staging_uri}/{config.name}")
+    filesystem, path = Storage.of(config.s3).locate(f"{config.staging_uri}/{config.log_name}")
     try:
         filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
     except OSError as error:
@@ -148,13 +148,8 @@ def _clocks(config: SourceConfig) -> Iterator[Finding]:
 
 
 def _offset(dsn: str) -> float:
-    """Seconds that the server's clock is ahead of this machine's."""
     with connect(dsn, application_name="cdc_assets check") as connection:
-        before = time.time()
-        row = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
-        after = time.time()
-    assert row is not None
-    return float(row[0]) - (before + after) / 2
+        return ahead_seconds(connection)
 
 
 def _catalog(config: SourceConfig) -> Iterator[Finding]:
@@ -298,7 +293,10 @@ def _spark(config: SourceConfig) -> Iterator[Finding]:
         yield _unreachable(problem)
         return
     try:
-        yield from _versions(session)
+        found = list(_versions(session))
+        yield from found
+        if config.spark.remote and all(finding.code != "spark_python" for finding in found):
+            yield from reach_findings(session, config)
     finally:
         session.stop()
 
@@ -320,23 +318,7 @@ def _versions(session: SparkSession) -> Iterator[Finding]:
             f"the server doesn't have Iceberg's Spark runtime {_ICEBERG}: {said}",
             f"Start it with spark.jars.packages={','.join(PACKAGES)}.",
         )
-
-    def version_there(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """This package's version in a Spark task; pickled by value, as the task may lack it."""
-        for _ in batches:
-            found = importlib.metadata.version("cdc-assets")
-            yield pa.RecordBatch.from_pydict({"version": [found]})
-
-    ours = importlib.metadata.version("cdc-assets")
-    theirs = _asked(lambda: session.range(1).mapInArrow(version_there, "version string").first())
-    if isinstance(theirs, Exception) or theirs != ours:
-        said = first_line(theirs) if isinstance(theirs, Exception) else f"it has {theirs}"
-        yield Finding(
-            "spark_python",
-            "error",
-            f"Spark's Python doesn't have cdc_assets {ours}: {said}",
-            "Install the same version for spark.pyspark.python on every node.",
-        )
+    yield from python_findings(session)
 
 
 def _asked(question: Callable[[], object]) -> object:

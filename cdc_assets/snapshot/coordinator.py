@@ -30,6 +30,7 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.holders import Holder, held_pins, join_pin
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.readiness.executors.findings import refuse_unfit
 from cdc_assets.snapshot.planned import CopyTask
 from cdc_assets.snapshot.table_copy import CopyProgress, TableCopy
 from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, copy_worker
@@ -70,7 +71,8 @@ def copy_tables(
 ) -> dict[TableId, CdcError]:
     """Land the outstanding chunks of ``tables`` (``only``: of these keys), copied by any process.
 
-    A table that is complete already is left alone. Returns the tables that failed with the reason:
+    A table that is complete already is left alone. Raises NotReady before anything is read if
+    executors have other packages than this process. Returns the tables that failed with the reason:
     TableProblem when it isn't pinned yet or can't be copied, SnapshotLost when its pin is gone,
     CopyRestarted or Fenced when its copy begins anew. Passes on errors of Spark and Postgres.
     Returns early once ``stop`` is set.
@@ -90,6 +92,8 @@ def copy_tables(
             failed[table] = error
         except _CANT as error:
             failed[table] = TableProblem(table, f"its copy can't begin: {first_line(error)}")
+    if copies:
+        refuse_unfit(session, pipeline.config)
     # The largest first: the rest at the end is then small, and shared evenly.
     copies.sort(key=lambda copy: -copy.outstanding())
     log, source = pipeline.store.connection, pipeline.store.source

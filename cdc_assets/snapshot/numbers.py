@@ -30,6 +30,6 @@ def numbers_there(
 
 def publication_there(config: SourceConfig, row: TableRow) -> str | None:
     """The publication that has the table's row filter there, too; None if there is none."""
-    if not config.streams or is_dump(config):
+    if not config.publishes or is_dump(config):
         return None
     return publication_of(config.publication, inserts_only=row.inserts_only)

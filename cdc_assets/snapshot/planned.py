@@ -30,7 +30,7 @@ with recursive tree as (
       join pg_catalog.pg_class p on p.oid = i.inhrelid and p.relispartition
 )
 select c.oid::bigint as oid, n.nspname::text as nspname, c.relname::text as relname
-  from tree join pg_catalog.pg_class c on c.oid = tree.oid and c.relkind = 'r'
+  from tree join pg_catalog.pg_class c on c.oid = tree.oid and c.relkind in ('r', 'v', 'm', 'f')
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where c.oid in ({oids})
 """)
@@ -190,7 +190,7 @@ def _check(run: Read, heaps: Mapping[int, TableId], chunks: Sequence[Claimed]) -
         name = sql.Literal(heaps[oid].identifier.as_string(None))
         query = sql.SQL(
             "select pg_catalog.to_regclass({})::oid::bigint,"
-            " pg_catalog.pg_relation_filenode({})::bigint"
+            " coalesce(pg_catalog.pg_relation_filenode({}), 0)::bigint"
         ).format(name, sql.Literal(oid))
         if rows_of(run, query, (INT8, INT8)) != [(oid, filenode)]:
             raise Rewritten(

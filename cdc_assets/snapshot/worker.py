@@ -24,6 +24,7 @@ from psycopg import sql
 from cdc_assets.errors import first_line
 from cdc_assets.log.copies.claims import Claimed, Claims, Written
 from cdc_assets.pins.reader import OpenTransaction, Read, snapshot_reader
+from cdc_assets.postgres.catalog import NO_FILE
 from cdc_assets.postgres.copy_out.values import INT8, TEXT
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.horizon import FLUSH
@@ -168,7 +169,8 @@ def _copy(
     relation = heap.identifier.as_string(None)
     # A filter may name the table, whose rows are those of a partition here.
     called = quoted(task.table.name) if task.row_filter is not None else ""
-    query = f"select {task.columns} from only {relation} {called} where {pages.predicate}"
+    among = pages.predicate if chunk.filenode != NO_FILE else "true"
+    query = f"select {task.columns} from only {relation} {called} where {among}"
     if task.row_filter is not None:
         query += f" and ({task.row_filter})"
     for batch in run(query, [field.kind for field in task.fields]):

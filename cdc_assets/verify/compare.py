@@ -22,10 +22,12 @@ from threading import Event
 
 from pyspark.sql import SparkSession
 
+from cdc_assets.config.query.refused import refuse_queried
 from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.flusher.reach import LogBehind
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.asked.adoptions import note_verified
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.verified import remember_compared, remember_missed
 from cdc_assets.materializer.drain import drain
@@ -34,6 +36,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness.executors.findings import refuse_unfit
 from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets.readiness.source.enrolment import facts_of
 from cdc_assets.verify.difference import Compared, Comparison, Mend, balance
@@ -75,7 +78,10 @@ def verify(
 
     A table that can't be compared (its copy isn't complete, it is parked) is reported with its
     problem. One that is truncated or rewritten while it is read is compared again, at a later LSN.
+    Raises NotReady if executors have other packages than this process.
     """
+    refuse_queried(pipeline.config, "a comparison")
+    refuse_unfit(session, pipeline.config)
     _await_log(pipeline, flush_to)  # so that no table waits for what is older than its comparison
     comparing = _Comparing(pipeline, session, flush_to, on_progress, show_keys, mend)
     found, differ = dict[TableId, Comparison](), dict[TableId, Comparison]()
@@ -213,6 +219,8 @@ class _Comparing:
             row = store.copy_state(table)
             epoch = row.epoch if row is not None and done.differing else None
             remember_compared(store, table, differs=epoch)
+            if not done.differing:
+                note_verified(store, table)
         rows = f"{done.source_rows:,} rows, {done.differing:,} differ"
         said = rows if done.problem is None else f"not compared: {done.problem}"
         self.on_progress(f"{table}: {said} ({done.seconds:.1f} s)")

@@ -82,8 +82,8 @@ class KeysLooked:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    """A live data file, with the bounds of the key's first column where they are known."""
+class DataFileTask:
+    """A live data file with its deletes, and its first column's bounds where they are known."""
 
     place: tuple[int, str]
     task: FileScanTask
@@ -115,7 +115,7 @@ def look(
     schema = table.schema().select(*key)
     if not all(isinstance(field.field_type, PrimitiveType) for field in schema.fields):
         raise CdcError(f"arrays ({', '.join(key)}) aren't compared as keys.", "verify does it.")
-    files = _files(table, schema)
+    files = data_files(table, schema)
     changed = [file for file in files if file.place > seen.new]
     most = min(budget // 2, PROBED_ROWS)
     looked = _take(changed, most)
@@ -123,7 +123,7 @@ def look(
     done = replace(
         seen, snapshot_id=snapshot.snapshot_id, new=new, behind=len(changed) - len(looked)
     )
-    turned: list[_File] = []
+    turned: list[DataFileTask] = []
     if due and not done.behind:
         at = seen.round or _START
         most -= sum(file.rows for file in looked)
@@ -148,9 +148,9 @@ def look(
     )
 
 
-def _take(files: Sequence[_File], rows: int) -> list[_File]:
+def _take(files: Sequence[DataFileTask], rows: int) -> list[DataFileTask]:
     """The first files with up to ``rows`` rows together, one at least."""
-    taken: list[_File] = []
+    taken: list[DataFileTask] = []
     size = 0
     for file in files:
         size += file.rows
@@ -163,8 +163,8 @@ def _take(files: Sequence[_File], rows: int) -> list[_File]:
 def _count(
     table: Table,
     schema: Schema,
-    probes: Sequence[_File],
-    files: Sequence[_File],
+    probes: Sequence[DataFileTask],
+    files: Sequence[DataFileTask],
     budget: int,
     seen: KeysSeen,
 ) -> KeysLooked:
@@ -203,7 +203,7 @@ def _count(
     )
 
 
-def _read(table: Table, schema: Schema, files: Iterable[_File]) -> pa.Table:
+def _read(table: Table, schema: Schema, files: Iterable[DataFileTask]) -> pa.Table:
     scan = ArrowScan(table.metadata, table.io, schema, AlwaysTrue())
     return scan.to_table([file.task for file in files])
 
@@ -220,7 +220,7 @@ def _sorted(values: pa.ChunkedArray) -> list[Any] | None:
     return sorted(value for value in pc.unique(values).to_pylist() if value is not None)
 
 
-def _may_have(file: _File, firsts: list[Any] | None) -> bool:
+def _may_have(file: DataFileTask, firsts: list[Any] | None) -> bool:
     """Whether the bounds of ``file`` hold one of ``firsts``."""
     if firsts is None or file.low is None or file.high is None:
         return True
@@ -228,8 +228,11 @@ def _may_have(file: _File, firsts: list[Any] | None) -> bool:
     return at < len(firsts) and bool(firsts[at] <= file.high)
 
 
-def _files(table: Table, schema: Schema) -> list[_File]:
-    """The live data files in the order of their places, each with its delete files."""
+def data_files(table: Table, schema: Schema) -> list[DataFileTask]:
+    """The live data files in the order of their places, each with its own delete files.
+
+    ``schema``: the columns to be read. Raises CdcError where deletes can't be read here.
+    """
     snapshot = table.current_snapshot()
     assert snapshot is not None
     first = schema.fields[0]
@@ -264,7 +267,7 @@ def _files(table: Table, schema: Schema) -> list[_File]:
         )
         deletes = of_file.get(file.file_path, set()) | of_any
         found.append(
-            _File(
+            DataFileTask(
                 (entry.sequence_number or 0, file.file_path),
                 FileScanTask(file, delete_files=deletes),
                 file.record_count,

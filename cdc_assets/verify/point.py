@@ -1,9 +1,10 @@
 """Comparing changing tables at one moment: a snapshot of the source, and one of the lake.
 
 The source is read under the snapshot of a temporary slot, which shows exactly what committed below
-the slot's consistent point c. The lake is read as of one of its own snapshots. Where that has more
-than what committed below c, the log between the two names the rows that differ for that reason, and
-these aren't compared this time: so no merge waits for a comparison.
+the slot's consistent point c; a standby under one that was taken while its replay stood still at c.
+The lake is read as of one of its own snapshots. Where that has more than what committed below c,
+the log between the two names the rows that differ for that reason, and these aren't compared this
+time: so no merge waits for a comparison.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogStore
 from cdc_assets.materializer.drain import drain
 from cdc_assets.pins.holders import under
+from cdc_assets.pins.on_standby import stopped_snapshot
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.slots import create_slot, export_snapshot
+from cdc_assets.postgres.slots import create_slot, export_snapshot, on_standby
 from cdc_assets.verify.canonical import comparable_text, lake_text
 from cdc_assets.verify.rows import Beside, comparable, loses
 
@@ -61,6 +63,11 @@ class FlushTo(Protocol):
     def __call__(self, lsn: Lsn, *, seconds: float | None = None) -> None: ...
 
 
+def _on_standby(pipeline: Pipeline) -> bool:
+    with pipeline.connect_source("verify") as source:
+        return on_standby(source)
+
+
 @contextmanager
 def moment(
     pipeline: Pipeline, purpose: str, patience_seconds: int | None = None
@@ -72,6 +79,8 @@ def moment(
     """
     if not pipeline.config.streams:
         made = export_snapshot(pipeline.source_dsn)
+    elif pipeline.config.postgres.standby and _on_standby(pipeline):
+        made = stopped_snapshot(pipeline)
     else:
         name = f"{pipeline.config.slot[:48]}_{purpose}_{uuid.uuid4().hex[:8]}"
         made = create_slot(

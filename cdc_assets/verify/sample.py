@@ -39,7 +39,7 @@ from pyspark.sql import types as T
 from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.verified import compared, remember_compared, remember_missed
+from cdc_assets.log.verified import compared, remember_compared, remember_missed, version
 from cdc_assets.maintenance.lost_care import surviving
 from cdc_assets.materializer.reread import column_names
 from cdc_assets.pins.holders import under
@@ -136,7 +136,7 @@ def sample(pipeline: Pipeline, session: SparkSession, table: TableId, sample_row
         said = "in its quiet times nothing is merged, so that it isn't level with the source"
         return Sampled(table, None, known.next_share, skipped=said)
     begin, copy = compared(store, table).next_share, store.copy_state(table)
-    epoch = copy.epoch if copy is not None else None
+    epoch, seen = copy.epoch if copy is not None else None, version(store, table)
     try:
         with surviving(store, table, "the comparison of a sample of it"):
             found = _compare(pipeline, session, table, sample_rows, begin)
@@ -147,8 +147,8 @@ def sample(pipeline: Pipeline, session: SparkSession, table: TableId, sample_row
     else:
         end = found.begin + found.share
         differs = epoch if found.differing else None
-        first, next_share = (now if found.begin == 0 else None), 0.0 if end >= 1 else end
-        remember_compared(store, table, next_share, began=first, differs=differs)
+        saw, next_share = (seen if found.begin == 0 else None), 0.0 if end >= 1 else end
+        remember_compared(store, table, next_share, saw=saw, differs=differs)
     progress = compared(store, table)
     return replace(
         found,

@@ -181,8 +181,9 @@ def _a_run(config: SourceConfig, tables: int) -> float:
 
 
 def _first_start(config: SourceConfig, server: DevServer, began: float) -> dict[str, float]:
-    """Seconds from ``began`` on until the flusher streams, and until every table is copied."""
-    found = dict[str, float]()
+    """Seconds from ``began`` on until Dagster serves, the flusher streams, all are copied."""
+    server.until("the webserver", lambda: server.ask("{ version }"), _PATIENCE_SECONDS)
+    found = {"served": round(time.time() - began, 1)}
     tables = len(config.tables)
     last = -1
 

@@ -26,10 +26,13 @@ from cdc_assets.flusher.line.direct import DirectLine
 from cdc_assets.flusher.stage import staging
 from cdc_assets.flusher.stage.staging import Staging
 from cdc_assets.flusher.stream import Stream
+from cdc_assets.flusher.without_slot import relaying
 from cdc_assets.log.staged import storage
 from cdc_assets.log.store import LogStore
 from cdc_assets.pins import pins, taking
 from cdc_assets.pins.pins import Pins
+from cdc_assets.poller.poller import Poller
+from cdc_assets.relay import passing
 
 Wrap = Callable[[Callable[[], None]], None]
 """Installs a step: calls what it is given whenever the step is passed."""
@@ -101,9 +104,27 @@ PINS: dict[str, Wrap] = {
     "between pin and holder": before(pins, "hold"),
     "after the pin": after(Pins, "_pin"),
 }
+POLLS: dict[str, Wrap] = {
+    "noted, nothing read": after(Poller, "note"),
+    "staged, not registered": after(Staging, "write_rows"),
+    "before registration of a poll": before(LogStore, "register"),
+    "registered, bounds not moved": before(Poller, "register"),
+    "bounds moved, not committed": after(Poller, "register"),
+    "registered and committed": before(Poller, "over"),
+    "after a poll": after(Poller, "over"),
+}
+RELAY: dict[str, Wrap] = {
+    "before a step": before(relaying, "pass_on"),
+    "passed on, not flushed": before(passing, "_moved"),
+    "flushed, nothing ended": after(passing, "_moved"),
+    "flushed, not committed": after(passing, "_end_copies"),
+    "a step is committed": after(relaying, "pass_on"),
+    "before the group lets go": before(relaying, "let_go"),
+    "the group has let go": after(relaying, "let_go"),
+}
 
 
-def _arm(step: Wrap, passes: int) -> None:
+def arm(step: Wrap, passes: int) -> None:
     left = [passes]
 
     def passed() -> None:
@@ -124,7 +145,7 @@ class _Popen(subprocess.Popen[bytes]):
 def run(arguments: list[str]) -> int:
     name, passes, *rest = arguments
     if rest[0] != "--config":
-        _arm(DECODER[name], int(passes))
+        arm(DECODER[name], int(passes))
         sys.argv = ["decoder", *rest]
         decoder_process.main()
         return 0
@@ -134,7 +155,7 @@ def run(arguments: list[str]) -> int:
         )
         vars(link)["subprocess"] = ours
     else:
-        _arm({**RECEIVER, **PINS}[name], int(passes))
+        arm({**RECEIVER, **PINS, **POLLS, **RELAY}[name], int(passes))
     receiver.BATCH_BYTES = 10_000  # ordinary transactions arrive in parts
     return main.main(rest)
 

@@ -105,7 +105,7 @@ def _standby_of(primary: EmbeddedPostgres, folder: Path, **settings: str) -> Emb
             "primary_conninfo": dsn,
             "primary_slot_name": "standby",
             "hot_standby_feedback": "on",
-            "sync_replication_slots": "on",
+            **({"sync_replication_slots": "on"} if primary.version >= 17 else {}),
             "wal_retrieve_retry_interval": "200ms",
             **settings,
         },
@@ -129,8 +129,10 @@ def _standby_of(primary: EmbeddedPostgres, folder: Path, **settings: str) -> Emb
 
 
 @contextmanager
-def standby_pair(home: Path, standby: dict[str, str], primary: dict[str, str]) -> Iterator[Pair]:
-    first = EmbeddedPostgres(home / "primary", settings={**FAST, **primary})
+def standby_pair(
+    home: Path, standby: dict[str, str], primary: dict[str, str], version: int = 18
+) -> Iterator[Pair]:
+    first = EmbeddedPostgres(home / "primary", version, settings={**FAST, **primary})
     second: EmbeddedPostgres | None = None
     try:
         first.start()

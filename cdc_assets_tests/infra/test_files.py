@@ -33,6 +33,8 @@ SECRETS = {
 }
 # What differs where the server is reached from other machines.
 ADDRESS = re.compile(r"spark\.(master|driver|connect\.grpc\.binding|app\.name|jars|sql\.warehouse)")
+# A Connect server of its own asks no other one.
+PYTHON = "spark.sql.execution.pyspark.python"
 # A file, which is elsewhere in an image or a bucket.
 TURNS = "spark.scheduler.allocation.file"
 TOKEN = "spark.connect.authenticate.token"
@@ -117,6 +119,7 @@ def test_spark_has_the_settings_of_our_own_server(tmp_path: Path) -> None:
     ]
     theirs = {key: value.strip() for key, value in lines}
     ours = spark_properties(SparkServerSettings(), tmp_path, "t0ken")
+    assert theirs[PYTHON] == "/opt/venv/bin/python"
     places = [f"file:///opt/spark/jars/{jar.name}" for jar in JARS]
     assert theirs["spark.jars"].split(",") == places
     for key, value in ours.items():
@@ -166,6 +169,7 @@ def test_terraform_parses_and_sets_what_our_own_server_does(tmp_path: Path) -> N
     for key in ("spark.python.daemon.module", "spark.sql.artifact.isolation.enabled"):
         assert re.search(rf'"{re.escape(key)}"\s*= "{re.escape(ours[key])}"', text), key
     assert f'"{TURNS}"' in text
+    assert re.search(rf'"{re.escape(PYTHON)}"\s*= "/opt/venv/bin/python"', text)
 
 
 def test_shell_scripts_parse() -> None:

@@ -72,6 +72,12 @@ def _samples(source: Bench) -> Samples:
         wait_for(lambda: progress.state == "streaming" and "copying" in _states(source))
         source.execute("insert into streams values (1)")
         wait_for(lambda: progress.rows == 1)
+        source.execute(
+            'insert into _pg2iceberg.mat_cursor (consumer_group, source, table_name, "offset",'
+            " applied_lsn) values ('search', %s, 'public.streams', 0, '0/0')",
+            source.name,
+        )
+        wait_for(lambda: "cdc_assets_group_held_bytes{" in got(port, "/metrics")[1])
         wait_for(lambda: "cdc_assets_pin_wal_bytes{" in got(port, "/metrics")[1])
         text = got(port, "/metrics")[1]
         # What Prometheus asks for; its form is stricter.
@@ -141,3 +147,43 @@ def test_prometheus_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "dashboard.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": boards}]}))
     subprocess.run(["promtool", "check", "rules", str(file)], check=True)
+
+
+UP = 'up{job="cdc_assets",instance="a"}'
+STATE = 'cdc_assets_flusher_state{cdc_assets_flusher_state="streaming",source="s"}'
+WAITING = 'cdc_assets_tables{state="waiting",source="s"}'
+HERE, GONE, DOWN = "1x240", "1x40 _x200", "1x40 0x200"
+"""For an hour, four times a minute; the last two from its tenth minute on."""
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize(
+    ("series", "firing"),
+    [
+        ({UP: HERE, STATE: HERE}, set()),
+        ({UP: HERE, STATE: DOWN}, {"CdcFlusherDown"}),
+        ({UP: DOWN, STATE: GONE}, {"CdcFlusherNotScraped", "CdcFlusherDown"}),
+        ({UP: GONE, STATE: GONE}, {"CdcFlusherNotScraped", "CdcFlusherDown"}),
+        # Its pod is gone; those of other sources are there.
+        ({UP: HERE, STATE: GONE}, {"CdcFlusherDown"}),
+        # One of two.
+        ({UP: HERE, UP.replace('"a"', '"b"'): GONE, STATE: HERE}, set()),
+        # It only copies.
+        ({UP: HERE}, set()),
+        ({UP: HERE, WAITING: HERE}, {"CdcTablesWaiting"}),
+        ({UP: HERE, WAITING: DOWN}, set()),
+    ],
+)
+def test_alerts_fire_when_nothing_streams_or_begins(
+    series: dict[str, str], firing: set[str], tmp_path: Path
+) -> None:
+    said = "count by (alertname) (ALERTS{alertstate='firing'})"
+    expected = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(firing)]
+    case = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{"expr": said, "eval_time": "50m", "exp_samples": expected}],
+    }
+    file = tmp_path / "case.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "tests": [case]}))
+    subprocess.run(["promtool", "test", "rules", str(file)], check=True)

@@ -41,8 +41,10 @@ OTHERS = {
     "lake/spark/jars.py",
     "lake/spark/record.py",
     "lake/spark/server.py",
+    "lake/spark/python_archive.py",
     "log/staged/storage.py",
     "process/home.py",
+    "readiness/executors/findings.py",
     "snapshot/lake_file.py",
 }
 DELETES = {

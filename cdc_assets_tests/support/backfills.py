@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from cdc_assets.backfill import apply as applying
+from cdc_assets.backfill import carry_out as carrying
+from cdc_assets.backfill import reader
 from cdc_assets.backfill import round as rounds
 from cdc_assets.backfill.carry_out import carry_out
 from cdc_assets.backfill.request import request
@@ -15,6 +18,7 @@ from cdc_assets.lake.spark.session import SUMMARY_OPTION
 from cdc_assets.log.backfills import Backfill
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.lake import Lake
+from cdc_assets_tests.support.synchronous import hanging_commits
 
 SETUP = """
 create table t (id int primary key, v text, big text);
@@ -60,3 +64,26 @@ def after_reading(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> 
         return applied(*about)
 
     monkeypatch.setattr(rounds, "apply", apply)
+
+
+def lose(monkeypatch: pytest.MonkeyPatch, source: Lake, postgres: str) -> None:
+    """A backfill whose rows are read while the COMMIT of a change of one hangs."""
+    for session in (source.source, source.pipeline.store.connection):
+        session.execute("set synchronous_commit = local")
+    with ExitStack() as stack:
+        read = reader.Readers
+
+        def hanging(*about: Any) -> Any:
+            stack.enter_context(hanging_commits(postgres, "update t set v = 'new' where id = 7"))
+            return read(*about)
+
+        monkeypatch.setattr(carrying, "Readers", hanging)
+        number = request(source.pipeline, T).number
+
+        def told(what: str) -> None:
+            if what.startswith("it waits for transactions"):  # to read what the change left out
+                stack.close()
+
+        done = carried_out(source, number, on_progress=told)
+        assert done.state == "done" and done.read == 300
+    source.catch_up(T)

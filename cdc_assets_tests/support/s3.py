@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import http.client
+import os
+import socket
+import subprocess
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from moto.backends import get_backend
 from moto.server import ThreadedMotoServer
 from pyarrow import fs
 
 from cdc_assets_tests.support.sigv4 import Key, signed_with
+from cdc_assets_tests.support.waiting import wait_for
 
 REGION = "us-east-1"
 # Headers of one connection, which the proxy writes itself.
 _OURS = {"expect", "connection", "transfer-encoding", "content-length"}
 # Any do: the server checks none. `conftest` puts them into every process's environment.
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+
+# A program, versitygw, for tests that need no more of AWS than S3: `make test-s3`.
+GATEWAY = os.environ.get("CDC_ASSETS_S3_GATEWAY", "")
 
 Fault = Callable[["_Handler"], bool]
 """Deals with a request instead of the server: True if it did, False to let it pass."""
@@ -70,7 +79,10 @@ def hang(seconds: float) -> Fault:
 class ObjectStore:
     """``faults`` is asked for each request that writes; ``requests`` counts them by method."""
 
-    moto_port: int
+    server_port: int
+    host: str = "127.0.0.1"
+    watch: Callable[[_Handler], None] = lambda _: None
+    """Is told of each request before it is served."""
     fault: Fault | None = None
     keys: dict[str, Key] | None = None
     """By id, those that it takes; it takes any by default."""
@@ -86,10 +98,25 @@ class ObjectStore:
     def settings(self) -> dict[str, object]:
         """The configuration's ``s3``."""
         return {
-            "endpoint": f"http://127.0.0.1:{self.port}",
+            "endpoint": f"http://{self.host}:{self.port}",
             "region": REGION,
             "path_style": True,
         }
+
+    def listed(self) -> list[str]:
+        """The paths of all that is stored."""
+        found = self.inside().get_file_info(fs.FileSelector("bucket", recursive=True))
+        return [info.path for info in found]
+
+    def inside(self, **more: Any) -> fs.S3FileSystem:
+        """The server without its proxy."""
+        return fs.S3FileSystem(
+            endpoint_override=f"http://127.0.0.1:{self.server_port}",
+            region=REGION,
+            access_key=KEYS["AWS_ACCESS_KEY_ID"],
+            secret_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+            **more,
+        )
 
     def release(self) -> None:
         """End what hangs, and let nothing hang from now on."""
@@ -98,7 +125,7 @@ class ObjectStore:
     def up(self) -> None:
         """Listen, on the same port as before."""
         handler = type("Handler", (_Handler,), {"store": self})
-        self.proxy = _Proxy(("127.0.0.1", self.port), handler)
+        self.proxy = _Proxy((self.host, self.port), handler)
         self.port = self.proxy.server_address[1]
         threading.Thread(target=self.proxy.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -118,6 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         self.body = self._read()
         self.store.requests[self.command] += 1
+        self.store.watch(self)
         if self.store.proxy is None:
             self.close_connection = True
             return
@@ -147,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         return b"".join(chunks)
 
     def forward(self, *, answer: bool = True) -> None:
-        server = http.client.HTTPConnection("127.0.0.1", self.store.moto_port, timeout=60)
+        server = http.client.HTTPConnection("127.0.0.1", self.store.server_port, timeout=60)
         try:
             server.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
@@ -184,11 +212,27 @@ class _Proxy(ThreadingHTTPServer):
 
 
 @contextmanager
-def object_store() -> Iterator[ObjectStore]:
-    """A server with an empty bucket ``bucket``, reached through the proxy.
+def object_store(gateway: str = "", host: str = "127.0.0.1") -> Iterator[ObjectStore]:
+    """A server with an empty bucket ``bucket``, reached through the proxy, which is at ``host``.
 
-    What earlier servers of this process were given is forgotten: moto keeps it while the process
-    lives.
+    It is moto's, which takes any key; or that of the program ``gateway``, which takes KEYS.
+    """
+    with _served(gateway) if gateway else _moto() as server_port:
+        store = ObjectStore(server_port, host)
+        store.up()
+        try:
+            store.inside(allow_bucket_creation=True).create_dir("bucket")
+            yield store
+        finally:
+            store.release()
+            store.down()
+
+
+@contextmanager
+def _moto() -> Iterator[int]:
+    """The port of a server in this process.
+
+    What earlier ones were given is forgotten: moto keeps it while the process lives.
     """
     for regions in get_backend("s3").values():
         for backend in regions.values():
@@ -196,18 +240,37 @@ def object_store() -> Iterator[ObjectStore]:
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
     try:
-        _, moto_port = moto.get_host_and_port()
-        store = ObjectStore(moto_port)
-        store.up()
-        try:
-            fs.S3FileSystem(
-                endpoint_override=f"http://127.0.0.1:{moto_port}",
-                region=REGION,
-                allow_bucket_creation=True,
-            ).create_dir("bucket")
-            yield store
-        finally:
-            store.release()
-            store.down()
+        yield moto.get_host_and_port()[1]
     finally:
         moto.stop()
+
+
+@contextmanager
+def _served(gateway: str) -> Iterator[int]:
+    """The port of a versitygw, which keeps what it is given in a folder."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    keys = {
+        "ROOT_ACCESS_KEY": KEYS["AWS_ACCESS_KEY_ID"],
+        "ROOT_SECRET_KEY": KEYS["AWS_SECRET_ACCESS_KEY"],
+    }
+    with tempfile.TemporaryDirectory(prefix="cdc_assets-s3-") as folder:
+        address = ("--port", f"127.0.0.1:{port}", "--region", REGION)
+        server = subprocess.Popen(
+            [gateway, *address, "--quiet", "posix", folder],
+            env=keys,
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            wait_for(lambda: _listens(port))
+            yield port
+        finally:
+            server.kill()
+            server.wait()
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False

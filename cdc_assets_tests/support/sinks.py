@@ -17,6 +17,7 @@ class Inbox:
     """What arrived; the next ``refusals`` attempts are refused, as are those that have ``poison``.
 
     ``status``: of a refusal, 0 for none: it hangs up; a redirect leads to ``location``.
+    ``retry_after``: seconds that are asked for with it.
     """
 
     port: int = 0
@@ -24,6 +25,7 @@ class Inbox:
     poison: str | None = None
     status: int = 503
     location: str = ""
+    retry_after: int = 0
     attempts: int = 0
     received: list[Any] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
@@ -58,10 +60,16 @@ def webhook() -> Iterator[Inbox]:
             self.send_response(inbox.status if refused else 200)
             if inbox.location:
                 self.send_header("Location", inbox.location)
+            if inbox.retry_after:
+                self.send_header("Retry-After", str(inbox.retry_after))
             self.send_header("Content-Length", "0")
             self.end_headers()
 
         do_PUT = do_POST  # noqa: N815 -- the name that the server calls
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             pass

@@ -27,12 +27,12 @@ LAYERS = (
     ("embedded",),
     ("config", "demo"),
     ("log",),
-    ("lake", "pipeline"),
+    ("lake", "pipeline", "poller", "relay"),
     ("maintenance", "readiness"),
     ("observe", "pins", "setup"),
     ("flusher", "materializer", "snapshot"),
     ("verify",),
-    ("backfill",),
+    ("backfill", "consumers"),
     ("operations",),
     ("marks",),
     ("dagster",),
@@ -212,7 +212,7 @@ def test_a_file_has_one_idea() -> None:
 def test_a_test_lies_in_the_room_of_what_it_tests() -> None:
     folders = [path for kind in ("unit", "integration") for path in (TESTS / kind).glob("*/")]
     rooms = {folder.name for folder in folders if any(folder.glob("*.py"))}
-    assert rooms - FLOOR.keys() == set()
+    assert rooms - FLOOR.keys() == {"cluster"}  # of all rooms, on machines of their own
 
 
 def longer(root: Path, lines: int) -> set[str]:

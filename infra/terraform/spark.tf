@@ -14,7 +14,8 @@ locals {
     "spark.sql.extensions"                     = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
     "spark.sql.catalogImplementation"          = "in-memory"
     "spark.sql.session.timeZone"               = "UTC"
-    "spark.pyspark.python"                     = "/opt/venv/bin/python"
+    # A Connect server asks this key, and not spark.pyspark.python.
+    "spark.sql.execution.pyspark.python"       = "/opt/venv/bin/python"
     "spark.python.daemon.module"               = "cdc_assets.snapshot.python_daemon"
     "spark.sql.artifact.isolation.enabled"     = "false"
     "spark.connect.grpc.maxInboundMessageSize" = "268435456"

@@ -25,6 +25,7 @@ from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
 from cdc_assets.lake.spark.session import lost_server
+from cdc_assets.log.asked.marks import marked_tables
 from cdc_assets.log.asked.wishes import paused
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
@@ -206,7 +207,7 @@ class Rounds:
         wants = set(self._tables) - set(self._problems) - set(paused(self._store))
         altered = self._altered.tables()
         unknown = wants - self._known
-        asked = unknown if self._by_hand else ()
+        asked = marked_tables(self._store) | (unknown if self._by_hand else set())
         return self._turns.pending(wants, also=unknown | (altered & wants), asked=asked)
 
     def _say_what_others_did(self) -> None:

@@ -13,8 +13,13 @@ def staged_log_spec(names: TableAssets) -> dg.AssetSpec:
     return names.spec(
         names.staged_log,
         {"postgres", "parquet"},
-        f"Changes of {names.table} in commit order, staged by the flusher; at most one event a"
+        f"Changes of {names.table} in commit order, staged by {_whom(names)}; at most one event a"
         " minute, however many files there are.",
-        deps=[names.source],
+        deps=[names.first_log or names.source],
         metadata=staged_metadata(names),
     )
+
+
+def _whom(names: TableAssets) -> str:
+    of = names.config.log_name
+    return "the flusher" if of == names.config.name else f"the flusher of {of}, and passed on"

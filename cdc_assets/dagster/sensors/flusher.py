@@ -88,7 +88,9 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
         minimum_interval_seconds=PACE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={resource},
-        description="Keeps the flusher running: slot → staged Parquet → log.",
+        description="Keeps the flusher running: slot → staged Parquet → log."
+        if config.log is None
+        else f"Keeps the flusher running: log of {config.log.of} → log.",
     )
 
 
@@ -139,7 +141,10 @@ def sentence(status: Status, found: SourceStatus) -> str:
     """What the flusher is doing, for the tick's line in the UI."""
     flusher, told = found.flusher, found.flusher.report
     if flusher.flushed_lsn is None:
-        parts = [f"The flusher (pid {status.pid}) is preparing slot and publication"]
+        begun = "slot and publication" if found.slot_name else "its first poll"
+        if found.log_of is not None:
+            begun = "its log"
+        parts = [f"The flusher (pid {status.pid}) is preparing {begun}"]
     else:
         said = flusher.sentence if flusher.state in ("streaming", "down") else str(flusher)
         parts = [

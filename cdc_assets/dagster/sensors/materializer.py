@@ -11,7 +11,7 @@ where the source's WAL ended at an earlier tick, and nothing of the table's log 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,23 +27,24 @@ from cdc_assets.dagster.assets.reports import heartbeat_seconds
 from cdc_assets.dagster.history import HEARTBEAT, forget_heartbeats
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, data_version
 from cdc_assets.dagster.names import (
-    FAILED_TAG,
     TableAssets,
     all_tables,
     job_name,
     of_source,
     run_tags,
 )
+from cdc_assets.dagster.sensors import runs
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
-from cdc_assets.dagster.sensors.runs import active_runs, past_runs, relief_is_due, wait_seconds
+from cdc_assets.dagster.sensors.proof import level_tables, reaches, source_end
 from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import session, status_of
 from cdc_assets.errors import FollowerProblem
+from cdc_assets.log.asked.marks import marked_tables
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.texts import DESCRIPTION, bounded
 from cdc_assets.observe.status import SourceStatus, TableStatus
-from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
+from cdc_assets.postgres.lsn import Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,14 @@ class Look:
     """What a tick knows of one table.
 
     ``reported_seconds`` is the age of its last event; ``wait_seconds`` are left until a run may
-    have it again, after one in which it failed.
+    have it again, after one in which it failed. ``marked``: a mark waits for it.
     """
 
     names: TableAssets
     status: TableStatus
     reported_seconds: float | None
     wait_seconds: float = 0.0
+    marked: bool = False
 
     @property
     def is_able(self) -> bool:
@@ -69,6 +71,7 @@ class Look:
         """Whether there is something to be done with the table's log."""
         return self.status.state == TableState.STREAMING and bool(
             self.status.pending_rows
+            or self.marked
             # A table without any event has just been copied: its first run reports it in full.
             or self.reported_seconds is None
             # No row carries the schema change: it can be applied once nothing older is to come.
@@ -102,19 +105,6 @@ def to_merge(looks: Sequence[Look], *, active: bool, proven: bool) -> tuple[Tabl
     to_do = [look for look in able if look.wants(proven=proven) and not look.names.is_quiet]
     wanted = not active and bool(to_do)
     return tuple(look.names for look in able) if wanted else ()
-
-
-def source_end(found: SourceStatus) -> Lsn | None:
-    """Where the source's WAL ended when ``found`` was collected."""
-    for table in found.tables:
-        if table.applied_lsn is not None and table.lag_bytes is not None:
-            return Lsn(Lsn.parse(table.applied_lsn).value + table.lag_bytes)
-    return None
-
-
-def reaches(flushed: Lsn | None, end: Lsn | None) -> bool:
-    """Whether the log holds everything that committed before the WAL ended at ``end``."""
-    return flushed is not None and end is not None and end - flushed <= PAGE_HEADER_BYTES
 
 
 # By source, where the source's WAL ended at a tick, and when that was (monotonic). It is kept until
@@ -172,7 +162,9 @@ def materializer_sensor(
             proven = _is_proven(config, found)
             last = _last_events(context.instance, config, tables)
             looks = _looks(tables, found, last)
-            quiet = due(looks, proven=proven)
+            end, _ = _ends.get(config.name, (None, 0.0))
+            level = level_tables(config, found, end)
+            quiet = due([one for one in looks if proven or one.status.name in level], proven=True)
             events = [_heartbeat(look, last[look.names.lake]) for look in quiet]
             seen = Tick(config, context.instance, pipeline.store, found, looks, proven)
             try:
@@ -198,9 +190,10 @@ def materializer_sensor(
 
 
 def _is_proven(config: SourceConfig, found: SourceStatus) -> bool:
-    """Whether the log shows the source as of a moment ago."""
+    """Whether the log shows the source as of a moment ago; in query mode, as of the last poll."""
     end, since = _ends.get(config.name, (None, 0.0))
-    recent = time.monotonic() - since < PROOF_SECONDS
+    every = config.query.every.total_seconds() if config.query is not None else 0.0
+    recent = time.monotonic() - since < PROOF_SECONDS + every
     proven = recent and reaches(found.flusher.flushed_lsn, end)
     now = source_end(found)
     if now is not None and (proven or not recent):
@@ -211,13 +204,17 @@ def _is_proven(config: SourceConfig, found: SourceStatus) -> bool:
 def _ask_for_run(tick: Tick) -> tuple[dg.RunRequest | None, str]:
     """A run if one is due, and what there is to be said of the log."""
     instance, tags = tick.instance, run_tags(tick.config, "materialize")
-    past, now = past_runs(instance, tags), datetime.now(UTC)
-    looks = [replace(look, wait_seconds=wait_seconds(past, now, look.names)) for look in tick.looks]
+    past, now = runs.past_runs(instance, tags), datetime.now(UTC)
+    looks = [
+        replace(look, wait_seconds=runs.wait_seconds(past, now, look.names)) for look in tick.looks
+    ]
+    marked = marked_tables(tick.store)
+    looks = [replace(look, marked=look.names.table in marked) for look in looks]
     wanting = {look.names.lake for look in looks if look.is_able and look.wants(proven=tick.proven)}
-    active = not relief_is_due(
+    active = not runs.relief_is_due(
         instance,
-        active_runs(instance, tick.store, tags),
-        lambda run: relief_seconds(soon=_is_awaited(run, wanting)),
+        runs.active_runs(instance, tick.store, tags),
+        lambda run: relief_seconds(soon=runs.is_awaited(run, wanting)),
     )
     run = to_merge(looks, active=active, proven=tick.proven)
     waits = bool(run) and spark_address(tick.config) is None
@@ -256,14 +253,6 @@ def _last_events(
         else:
             known[key] = event
     return known
-
-
-def _is_awaited(run: dg.DagsterRun, wanting: Collection[dg.AssetKey]) -> bool:
-    """Whether a table waits for the run's end: one that failed in it, or that it doesn't serve."""
-    serves = run.asset_selection
-    return FAILED_TAG in run.tags or (
-        serves is not None and any(key not in serves for key in wanting)
-    )
 
 
 def _looks(
@@ -306,7 +295,7 @@ def _keep_follower(tick: Tick) -> tuple[None, str]:
     if not follower.is_running(tick.config) and spark_address(tick.config) is None:
         raise NotYet("Waiting for Spark to start.")
     # Runs of an earlier setting, or of an earlier version, whose processes are gone.
-    active_runs(tick.instance, tick.store, run_tags(tick.config, "materialize"))
+    runs.active_runs(tick.instance, tick.store, run_tags(tick.config, "materialize"))
     said = follower.keep(tick.config, tick.instance, tick.found.workers)
     if (rest := _at_rest(tick.looks)) is not None:
         return None, rest

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -150,3 +150,11 @@ def wait_seconds(past: Sequence[PastRun], now: datetime, names: TableAssets | No
     if not failures:
         return 0.0
     return max(0.0, delay_seconds(failures) - (now - concerning[0].ended_at).total_seconds())
+
+
+def is_awaited(run: dg.DagsterRun, wanting: Collection[dg.AssetKey]) -> bool:
+    """Whether a table waits for the run's end: one that failed in it, or that it doesn't serve."""
+    serves = run.asset_selection
+    return FAILED_TAG in run.tags or (
+        serves is not None and any(key not in serves for key in wanting)
+    )

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.assets.marks import SCHEDULED_TAG
+from cdc_assets.dagster.assets.marks import MARK_NAME, SCHEDULED_TAG
 from cdc_assets.dagster.checks import sample
 from cdc_assets.dagster.history import SKIPPED_TICKS
 from cdc_assets.dagster.names import (
@@ -30,6 +30,7 @@ from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import session
+from cdc_assets.log.asked import marks
 from cdc_assets.log.states import SETTLED, TableState
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.verified import compared_at_rest
@@ -103,9 +104,9 @@ def maintenance_schedule(
 def sample_schedule(
     config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
 ) -> dg.ScheduleDefinition | None:
-    """``sample_<source>``; None where nothing is streamed, or it is to be done by hand only."""
+    """``sample_<source>``; None where nothing is decoded, or it is to be done by hand only."""
     every = config.verify.every
-    if every is None or not config.streams:
+    if every is None or not config.publishes:
         return None
     tables, resting_for = all_tables(config), rest(config, every)
 
@@ -137,26 +138,34 @@ def marks_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
 def marks_schedule(
     config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
 ) -> dg.ScheduleDefinition | None:
-    """``marks_<source>``; None where nothing is streamed, or marks are made by hand only."""
+    """``marks_<source>``; None where nothing is streamed, or marks are made by hand only.
+
+    It looks each hour at least: a tick that is skipped, or a run that fails, loses no day's mark,
+    and after a pause of the daemon no mark's name is of long before.
+    """
     every = config.marks.every
     if every is None or not config.streams:
         return None
-    partitions = marks_partitions_name(config)
+    partitions, look = marks_partitions_name(config), min(every, timedelta(hours=1))
 
     def to_mark(context: dg.ScheduleEvaluationContext, pipeline: Pipeline) -> _Answer:
+        at = context.scheduled_execution_time.astimezone(UTC)
+        due_since = f"{last_due(every, at):{MARK_NAME}}"
+        if any(name >= due_since for name in marks.names(pipeline.store, only_scheduled=True)):
+            return dg.SkipReason(f"{due_since} is marked.")
         known = {row.table: row for row in pipeline.store.tables()}
         # One that is copied anew is left out of a mark, and told: that may take days.
         first = [t.id for t in config.tables if _is_new(known.get(t.id))]
         if first:
             return dg.SkipReason(f"{counted(len(first), 'table', 'wait')} for a first copy.")
-        name = f"{context.scheduled_execution_time.astimezone(UTC):%Y-%m-%dT%H%MZ}"
+        name = f"{at:{MARK_NAME}}"
         context.instance.add_dynamic_partitions(partitions, [name])
         tags = {**run_tags(config, "mark"), SCHEDULED_TAG: "true"}
         return dg.RunRequest(partition_key=name, tags=tags)
 
     said = f"Marks {config.name}; the oldest of more than {config.marks.keep} goes."
     worth = frozenset({TableState.STREAMING})
-    return _schedule(config, job, "marks", "mark", every, worth, to_mark, said)
+    return _schedule(config, job, "marks", "mark", look, worth, to_mark, said)
 
 
 def _of_what_changed(
@@ -220,3 +229,11 @@ def cron(every: timedelta) -> str:
         return f"*/{minutes} * * * *"
     hours = minutes // 60
     return "7 * * * *" if hours == 1 else f"7 */{hours} * * *" if hours < 24 else "7 3 * * *"
+
+
+def last_due(every: timedelta, at: datetime) -> datetime:
+    """When a schedule that comes so often came last, ``at`` included, as :func:`cron` has it."""
+    hour = 3 if every >= timedelta(days=1) else 0
+    minute = 7 if every >= timedelta(hours=1) else 0
+    first = at.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    return first + (at - first) // every * every

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from cdc_assets.flusher.decode.attribute_numbers import is_as_known
 from cdc_assets.flusher.decode.changes import Changes, by_relation
+from cdc_assets.flusher.decode.markers import Markers
 from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.flusher.decode.transactions import Batch, Transaction
 from cdc_assets.flusher.decode.waiting import Pending
@@ -95,7 +96,8 @@ class Decoder:
 
     ``spec_of`` returns how a relation is staged; None: not ours. ``as_sent`` returns a spec with
     the names that the columns have in a relation; it is called for each Relation message in which
-    the spec's names may be other columns. ``position``: where the stream begins.
+    the spec's names may be other columns. ``position``: where the stream begins. ``markers``: the
+    table of markers.
     """
 
     def __init__(
@@ -103,8 +105,10 @@ class Decoder:
         spec_of: Callable[[int], DecodeSpec | None],
         as_sent: Callable[[DecodeSpec, Relation], DecodeSpec] = lambda spec, _: spec,
         position: int = 0,
+        markers: TableId | None = None,
     ) -> None:
         self.spec_of = spec_of
+        self.markers = Markers(markers)
         self._as_sent = as_sent
         self._staged_as: dict[int, tuple[DecodeSpec, DecodeSpec]] = {}
         self._relations: dict[int, Relation] = {}
@@ -150,12 +154,19 @@ class Decoder:
 
     def feed(
         self, blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32], gap: int = 0
-    ) -> None:
-        """Take in a batch of frames. Raises ReplicationProblem if the stream is broken."""
+    ) -> int:
+        """Take in a batch of frames, how many it says: no more than up to a marker's commit.
+
+        Raises ReplicationProblem if the stream is broken.
+        """
         if len(lengths) == 0:
-            return
+            return 0
         batch = Batch.read(pgoutput.scan(blob, lengths, gap), self._open, self.position)
-        frames = len(lengths)
+        frames = self.markers.end_of(batch)
+        if frames < len(lengths):
+            part = memoryview(blob)[: frames_bytes(lengths[:frames], gap)]
+            scan = pgoutput.scan(part, lengths[:frames], gap)
+            batch = Batch.read(scan, self._open, self.position)
         cut = int(batch.commits[-1]) + 1 if len(batch.commits) else 0
         if cut:
             if self._uncommitted.pending:
@@ -168,6 +179,7 @@ class Decoder:
             self._distribute(batch, cut, frames, self._uncommitted)
         self._open = batch.left_open
         self.position = batch.position
+        return frames
 
     def _distribute(self, batch: Batch, low: int, high: int, shelf: _Shelf) -> None:
         """Put the changes of the frames ``low`` to ``high`` (excluded) on the shelf."""
@@ -265,7 +277,7 @@ class Decoder:
 
         A Relation message is no change: each partition has one, but the changes are its root's.
         """
-        if oid not in self._skipped:
+        if oid not in self._skipped and not self.markers.has(oid):
             self._skipped.add(oid)
             name = TableId(self._relations[oid].schema, self._relations[oid].name)
             logger.info("changes of %s are skipped: it is not followed", one_line(str(name)))
@@ -292,6 +304,11 @@ class Decoder:
             )
             self._staged_as[relation.oid] = known
         return known[1]
+
+
+def frames_bytes(lengths: npt.NDArray[np.int32], gap: int) -> int:
+    """The bytes of frames of these lengths, with ``gap`` other bytes before each."""
+    return int(lengths.sum()) + gap * len(lengths)
 
 
 def _names_may_differ(spec: DecodeSpec, relation: Relation) -> bool:

@@ -19,6 +19,7 @@ from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher.decode.changes import Changes, batches, joined
 from cdc_assets.flusher.decode.rows import Plan, Unusable, invalid_text
 from cdc_assets.flusher.decode.specs import DecodeSpec
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import Relation
 
 
@@ -33,6 +34,10 @@ class Pending:
     relation: Relation
     parts: list[Changes | pa.Table] = field(default_factory=list)
     unusable: Unusable | None = None
+
+    @property
+    def table(self) -> TableId:
+        return self.spec.table
 
     @property
     def byte_size(self) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from multiprocessing import Pipe
 
+from cdc_assets.flusher.decode.markers import Marker
 from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.flusher.stage.staging import WrittenRows
 from cdc_assets.log.staged.storage import Storage
@@ -27,7 +28,10 @@ _ALLOCATION = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings for the decoder's whole life; ``begin``: the LSN that the stream begins at."""
+    """Settings for the decoder's whole life.
+
+    ``begin``: the LSN that the stream begins at; ``markers``: the table of markers.
+    """
 
     source: str
     source_dsn: str = field(repr=False)
@@ -37,6 +41,7 @@ class Settings:
     flush_bytes: int
     flush_interval_seconds: float
     begin: int
+    markers: TableId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Consumed:
 class Flushed:
     """Staged rows in commit order. ``position``: safe to acknowledge once they are registered.
 
-    ``commit_end`` and ``commit_time``: of the last transaction in them.
+    ``commit_end`` and ``commit_time``: of the last transaction in them. ``markers``: of that one.
     """
 
     staged: tuple[WrittenRows, ...]
@@ -83,6 +88,7 @@ class Flushed:
     commit_time: datetime | None
     seconds: float
     final: bool = False
+    markers: tuple[Marker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

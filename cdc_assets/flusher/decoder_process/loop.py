@@ -38,7 +38,7 @@ import tenacity
 
 from cdc_assets.errors import CdcError, TableProblem, first_line
 from cdc_assets.flusher.decode.attribute_numbers import key_of
-from cdc_assets.flusher.decode.decoder import Decoder
+from cdc_assets.flusher.decode.decoder import Decoder, frames_bytes
 from cdc_assets.flusher.decode.excluded import Hidden, hidden
 from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.flusher.decode.waiting import Pending
@@ -105,7 +105,7 @@ class _Worker:
 
     def __post_init__(self) -> None:
         self.reported = self.settings.begin
-        self.decoder = Decoder(self._spec_of, self._as_sent, self.reported)
+        self.decoder = Decoder(self._spec_of, self._as_sent, self.reported, self.settings.markers)
 
     def _spec_of(self, oid: int) -> DecodeSpec | None:
         return self.specs.get(oid)
@@ -178,8 +178,14 @@ class _Worker:
     def take_in(self, command: Frames) -> None:
         blob = self.pipe.recv_bytes()
         commits = self.decoder.commit_end
-        self.decoder.feed(blob, np.frombuffer(command.lengths, np.int32), command.gap)
-        size = len(blob)
+        size, lengths = len(blob), np.frombuffer(command.lengths, np.int32)
+        at = 0  # of the first frame that isn't taken in yet
+        while len(lengths):
+            taken = self.decoder.feed(memoryview(blob)[at:], lengths, command.gap)
+            at += frames_bytes(lengths[:taken], command.gap)
+            lengths = lengths[taken:]
+            if self.decoder.markers.at_commit:
+                self.flush()
         del blob  # waiting changes are copies, and a large value has copies enough
         self.say_consumed(size)
         committed = self.decoder.commit_end != commits
@@ -244,6 +250,7 @@ class _Worker:
                     _commit_time(decoder.commit_time),
                     self.flush_seconds,
                     final,
+                    decoder.markers.take(),
                 )
             )
 

@@ -19,6 +19,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.flusher.progress import Probe, Progress
 from cdc_assets.flusher.report.looks import Looks
 from cdc_assets.log.figures.work import Work
+from cdc_assets.log.groups.standing import GroupStatus
 from cdc_assets.log.states import LOGGED, TableState
 from cdc_assets.observe.figures.look import PIN_KINDS, Figures
 from cdc_assets.observe.figures.rows import TableFacts
@@ -61,6 +62,7 @@ class PipelineCollector(Collector):
         yield from self._backlog(tables)
         yield from self._work(figures.work)
         yield from self._pins(figures)
+        yield from self._groups(figures.groups)
         if self._config.maintenance.every is not None:
             yield self._gauge(
                 "maintenance_idle_seconds",
@@ -143,6 +145,16 @@ class PipelineCollector(Collector):
             for work in done:
                 family.add_metric((self._config.name, work.kind, work.outcome), value(work))
             yield family
+
+    def _groups(self, found: Iterable[GroupStatus]) -> Iterator[Metric]:
+        for name, documentation, value in (
+            ("lag_seconds", "The age of what it hasn't read.", lambda g: g.lag_seconds or 0.0),
+            ("pending_rows", "Changes that it hasn't read.", lambda g: g.pending_rows),
+            ("held_bytes", "Staged, and kept for it alone.", lambda g: g.held_bytes),
+            ("processes", "Processes that read for it.", lambda g: len(g.processes)),
+        ):
+            series = (((group.name,), value(group)) for group in found)
+            yield self._family(f"group_{name}", documentation, series, "group")
 
     def _pins(self, figures: Figures) -> Iterator[Metric]:
         pins = {pin.kind: pin for pin in figures.pins}

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import psycopg
+from prometheus_client.registry import Collector
 
 from cdc_assets.config.addresses import source_dsn
 from cdc_assets.config.source import SourceConfig
@@ -54,18 +55,22 @@ class Health:
         self._process = process_name()
         self._heard: float | None = None  # when a report last got into the log; monotonic
         self._looks = Looks(config, progress.note)
+        collectors: list[Collector] = [
+            PipelineCollector(config, self._looks, progress, self._probe)
+        ]
+        if config.streams:  # else there is nothing of its own to tell, and no alarm of it
+            by_table = config.metrics.tables
+            collectors.append(
+                FlusherCollector(config.name, progress, self._probe, by_table=by_table)
+            )
         self._metrics = MetricsServer(
             config.metrics,
-            [
-                FlusherCollector(
-                    config.name, progress, self._probe, by_table=config.metrics.tables
-                ),
-                PipelineCollector(config, self._looks, progress, self._probe),
-            ],
+            collectors,
             {
                 "/live": lambda: live(progress, time.monotonic()),
                 "/ready": lambda: ready(config, progress, self._heard, time.monotonic()),
             },
+            progress.note,
         )
         self._source = KeptConnection(self._connect_source)
         self._log = KeptConnection(self._connect_log)
@@ -88,7 +93,10 @@ class Health:
     def _step(self) -> None:
         self._metrics.ensure()
         if self._progress.state == "starting" or self._progress.waits:
-            return  # another flusher reports this source, whatever becomes of this one
+            # Another flusher reports this source, whatever becomes of this one. What this one saw
+            # while it had the turn is no news, and its age would be told as a lag.
+            self._probe.forget()
+            return
         try:
             self._look()
         finally:

@@ -11,15 +11,15 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc_assets.flusher.decode.rows import invalid_text
-from cdc_assets.flusher.decode.waiting import Pending
 from cdc_assets.log.staged.files import STAGED_SCHEMA, relation_key
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import Relation
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,20 @@ _PARQUET: Mapping[str, Any] = {
 }
 
 
-def encode(pending: Pending, tables: Iterable[pa.Table]) -> tuple[pa.Buffer, Counter[str]]:
+class Waiting(Protocol):
+    """Rows of one table under one relation that wait to be written."""
+
+    @property
+    def table(self) -> TableId: ...
+
+    @property
+    def relation(self) -> Relation: ...
+
+    @property
+    def byte_size(self) -> int: ...
+
+
+def encode(pending: Waiting, tables: Iterable[pa.Table]) -> tuple[pa.Buffer, Counter[str]]:
     """Encode one table's file in memory; returns it, and its rows counted by ``_op``.
 
     Row groups are the decoder's batches, so no reader meets a huge one.
@@ -53,7 +66,7 @@ def encode(pending: Pending, tables: Iterable[pa.Table]) -> tuple[pa.Buffer, Cou
 
 
 def encode_shared(
-    pieces: Sequence[tuple[Pending, Sequence[pa.Table]]],
+    pieces: Sequence[tuple[Waiting, Sequence[pa.Table]]],
 ) -> tuple[pa.Buffer, list[tuple[int, Counter[str]]]]:
     """Encode the pieces, one after the other, as one file in memory.
 
@@ -76,12 +89,12 @@ def encode_shared(
     return sink.getvalue(), found
 
 
-def _operations(pending: Pending, table: pa.Table) -> Counter[str]:
+def _operations(pending: Waiting, table: pa.Table) -> Counter[str]:
     """The rows counted by ``_op``; logs how many had text that was repaired."""
     if invalid := invalid_text(table):
         logger.warning(
             "%s: %d rows held bytes that are no UTF-8 text; each became U+FFFD",
-            pending.spec.table,
+            pending.table,
             invalid,
         )
     found = Counter[str]()

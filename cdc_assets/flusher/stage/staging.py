@@ -40,9 +40,11 @@ from tenacity.wait import wait_random_exponential
 
 from cdc_assets.errors import first_line
 from cdc_assets.flusher.decode.waiting import Pending, decoded
-from cdc_assets.flusher.stage.parquet import encode, encode_shared
+from cdc_assets.flusher.stage.parquet import Waiting, encode, encode_shared
 from cdc_assets.log.staged.files import StagedRows
 from cdc_assets.log.staged.storage import SHARED_FOLDER, Storage, folder_name, store
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.pgoutput import Relation
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +65,25 @@ class WrittenRows(StagedRows):
     operations: Mapping[str, int] = field(kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyRows:
+    """Rows of one table under one relation, in the staged schema."""
+
+    table: TableId
+    relation: Relation
+    rows: Sequence[pa.Table]
+
+    @property
+    def byte_size(self) -> int:
+        return sum(table.nbytes for table in self.rows)
+
+
 class _Files:
     """The files of one ``write``; ``submit`` stores each in a folder, under the path it returns."""
 
     def __init__(
         self,
-        pendings: Sequence[Pending],
+        pendings: Sequence[Waiting],
         submit: Callable[[str, pa.Buffer], tuple[str, Future[None]]],
     ) -> None:
         self._pendings = pendings
@@ -78,7 +93,7 @@ class _Files:
 
     def add(self, number: int, tables: Iterable[pa.Table]) -> None:
         """Write the rows of the pending with this number to a file of their own."""
-        table = self._pendings[number].spec.table
+        table = self._pendings[number].table
         data, operations = encode(self._pendings[number], tables)
         path = self._store(folder_name(table), data)
         digest = hashlib.sha256(data).digest()
@@ -94,7 +109,7 @@ class _Files:
         row_bytes = data.size / sum(operations.total() for _, operations in found)
         for number, (first_row, operations) in zip(pieces, found, strict=True):
             self._written[number] = WrittenRows(
-                self._pendings[number].spec.table,
+                self._pendings[number].table,
                 path,
                 operations.total(),
                 math.ceil(row_bytes * operations.total()),
@@ -144,11 +159,21 @@ class Staging:
         # A fixed order, so that the same tables share files: a file lives until all of its tables
         # are past it.
         pendings = sorted(pendings, key=lambda pending: pending.relation.oid)
+        return self._write(pendings, decoded(pendings))
+
+    def write_rows(self, rows: Iterable[ReadyRows]) -> list[WrittenRows]:
+        """Write rows that are staged as they are; all are durable when this returns."""
+        ready = sorted(rows, key=lambda one: one.relation.oid)
+        return self._write(ready, ((n, rows) for n, one in enumerate(ready) for rows in one.rows))
+
+    def _write(
+        self, pendings: Sequence[Waiting], numbered: Iterable[tuple[int, pa.Table]]
+    ) -> list[WrittenRows]:
         files = _Files(pendings, self._submit)
         small = {i for i, pending in enumerate(pendings) if pending.byte_size < SMALL_BYTES}
         shared: dict[int, list[pa.Table]] = {}
         shared_bytes = 0
-        for number, rows in groupby(decoded(pendings), key=itemgetter(0)):
+        for number, rows in groupby(numbered, key=itemgetter(0)):
             tables = (table for _, table in rows)
             if number not in small or len(small) == 1:
                 files.add(number, tables)

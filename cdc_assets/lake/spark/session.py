@@ -44,6 +44,9 @@ _KEEPALIVE = [
     ("grpc.keepalive_time_ms", 330_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
+    # All channels of a process to one address share the wait between tries, by default up to two
+    # minutes: a new session would fail that long although the server is there again.
+    ("grpc.max_reconnect_backoff_ms", 3_000),
 ]
 _OTHER_SERVER = ("SESSION_NOT_FOUND", "SESSION_CHANGED", "RESPONSE_ALREADY_RECEIVED")
 

@@ -11,6 +11,7 @@ is read, too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +29,16 @@ from cdc_assets.postgres.names import TableId
 
 # How long the flusher's row may be held by a process that does nothing.
 _HELD: LiteralString = "3s"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def refuse_name(name: str) -> None:
+    """Raise ConfigurationError unless ``name`` may be a mark's: it becomes a tag's, too."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name[:80]!a} can't be the name of a mark.",
+            "Take up to 64 letters, digits, dots, dashes and underscores; a letter or digit first.",
+        )
 
 
 def tag_of(name: str) -> str:
@@ -128,10 +139,14 @@ def make(store: LogStore, name: str, tables: Sequence[TableId], *, scheduled: bo
                 {**which, "tables": [*map(str, tables)], "streaming": TableState.STREAMING},
             )
     except psycopg.errors.UniqueViolation as error:
-        raise ConfigurationError(
-            f"there is a mark {name} already.",
-            f"Take another name, or drop it: {command('marks', '--drop', name)}",
-        ) from error
+        raise exists_already(name) from error
+
+
+def exists_already(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"there is a mark {name} already.",
+        f"Take another name, or drop it: {command('marks', '--drop', name)}",
+    )
 
 
 def pending_mark(store: LogStore, table: TableId) -> PendingMark | None:
@@ -147,6 +162,17 @@ def pending_mark(store: LogStore, table: TableId) -> PendingMark | None:
         return None
     name, lsn, epoch, offset = row
     return PendingMark(name, Lsn.parse(lsn), epoch, offset)
+
+
+def marked_tables(store: LogStore) -> frozenset[TableId]:
+    """The tables that marks wait for, whatever comes of their log; gives up those that are lost."""
+    rows = store.connection.execute(
+        "select distinct table_name from marked_tables where source = %s and state = 'pending'",
+        (store.source,),
+    ).fetchall()
+    if rows:
+        miss_lost(store)
+    return frozenset(TableId.parse(name) for (name,) in rows)
 
 
 def settle(
@@ -198,6 +224,16 @@ def marks(store: LogStore, name: str | None = None) -> list[Mark]:
         Mark(name, Lsn.parse(lsn), at, scheduled, tuple(map(_table, tables)))
         for name, lsn, at, scheduled, tables in rows
     ]
+
+
+def names(store: LogStore, *, only_scheduled: bool = False) -> list[str]:
+    """The names of the source's marks, or of those that a schedule made; the oldest first."""
+    found = store.connection.execute(
+        "select name from marks where source = %s and (scheduled or not %s)"
+        " order by created_at, name",
+        (store.source, only_scheduled),
+    )
+    return [str(name) for (name,) in found]
 
 
 def _table(row: Sequence[Any]) -> MarkedTable:

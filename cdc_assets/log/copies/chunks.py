@@ -45,7 +45,7 @@ _PLAN = """
 with moved as (
     update tables
        set state = %(state)s, pin = %(pin)s, snapshot_lsn = %(point)s, complete_lsn = %(complete)s,
-           reason = null, updated_at = now()
+           reason = null, updated_at = now(), copied_chunks = 0, copied_rows = 0, copied_at = null
      where source = %(source)s and table_name = %(table)s and epoch = %(epoch)s
        and state = 'waiting' and snapshot_lsn is null
     returning table_name, epoch),

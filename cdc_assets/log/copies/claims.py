@@ -97,7 +97,7 @@ class Claims:
         self._claim: str | None = None
         self._connection = psycopg.connect(scope.dsn, autocommit=True)
         self._connection.execute(NO_NEW_TIMEOUTS)  # it is idle while a chunk is read
-        enter(self._connection, scope.schema)
+        enter(self._connection, scope.schema, scope.source)
         self._heart = HelperThread(
             "claims", self._beat, HEARTBEAT_SECONDS, at_end=self._connection.close
         )

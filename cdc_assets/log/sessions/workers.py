@@ -1,4 +1,4 @@
-"""The workers that merge, as the log knows them."""
+"""The workers that merge, or read for another group, as the log knows them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class KnownWorker:
     claims: dict[TableId, int]
 
 
-def workers(store: LogStore) -> list[KnownWorker]:
-    """Every worker of the source that hasn't left, the longest there first."""
-    which = {"group": GROUP, "source": store.source, "stale": STALE_SECONDS}
+def workers(store: LogStore, group: str = GROUP) -> list[KnownWorker]:
+    """Every worker of the source's group that hasn't left, the longest there first."""
+    which = {"group": group, "source": store.source, "stale": STALE_SECONDS}
     rows = store.connection.execute(_WORKERS, which).fetchall()
     return [
         KnownWorker(

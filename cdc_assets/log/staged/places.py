@@ -50,11 +50,15 @@ class ForeignPath(CdcError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder of ours, as a URI; ``literal``: URIs there are Iceberg's, with nothing encoded."""
+    """A folder of ours, as a URI; ``literal``: URIs there are Iceberg's, with nothing encoded.
+
+    ``lent``: it is another source's, which alone removes files there.
+    """
 
     uri: str
     storage: Storage
     literal: bool = False
+    lent: bool = False
 
     def __post_init__(self) -> None:
         if not _KNOWN.match(self.uri) or _segments(self.root) is None:
@@ -115,9 +119,10 @@ class Place:
     def delete(self, paths: Iterable[str]) -> tuple[int, int]:
         """Delete files; returns their number and bytes, without files that are gone already.
 
-        ``paths`` are the file system's. Raises ForeignPath, having deleted nothing.
+        ``paths`` are the file system's; of a lent place none. Raises ForeignPath, having deleted
+        nothing.
         """
-        paths = list(paths)
+        paths = [] if self.lent else list(paths)
         below = self._really_below if self._is_local else self.below
         for path in paths:
             if below(path) is None:
@@ -137,7 +142,7 @@ class Place:
 
     def delete_empty(self, folders: Iterable[str]) -> None:
         """Delete empty folders, the deepest first; an object store has none."""
-        if self._is_local:
+        if self._is_local and not self.lent:
             for folder in sorted(folders, key=lambda path: -path.count("/")):
                 if folder == self.root or self._really_below(folder) is not None:
                     with suppress(OSError):  # not empty, or gone
@@ -153,10 +158,10 @@ def _segments(path: str) -> list[str] | None:
 
 
 def staged_places(config: SourceConfig) -> tuple[Place, ...]:
-    """The places of the source's staged files; the one that is written to comes first."""
-    storage = Storage.of(config.s3)
+    """The places of the staged files of its log; the one that is written to comes first."""
+    storage, lent = Storage.of(config.s3), config.log is not None
     uris = (config.staging_uri, *config.staging.former_uris)
-    return tuple(Place(f"{uri.rstrip('/')}/{config.name}", storage) for uri in uris)
+    return tuple(Place(f"{u.rstrip('/')}/{config.log_name}", storage, lent=lent) for u in uris)
 
 
 def staged_files(place: Place) -> list[fs.FileInfo]:

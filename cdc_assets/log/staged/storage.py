@@ -156,6 +156,15 @@ def check_place(uri: str, source: str, storage: Storage, *, leave_nothing: bool 
 
 
 @contextmanager
+def stored_for_a_while(storage: Storage, place: str, name: str) -> Iterator[None]:
+    """A small file of that name in the place, while it lasts. Raises OSError."""
+    uri = f"{place.rstrip('/')}/{name}"
+    with _removed(uri, storage):
+        store(storage, uri, pa.py_buffer(b"cdc_assets can write here\n"))
+        yield
+
+
+@contextmanager
 def _removed(uri: str, storage: Storage) -> Iterator[None]:
     """Remove the file that the block writes, and the folders that came with it."""
     filesystem, path = storage.locate(uri)

@@ -14,7 +14,14 @@ from cdc_assets.log.relation import Told
 from cdc_assets.materializer.schema.match import Ambiguous, numbered, same_values
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import Attribute, Column, attributes, heaps, type_names
+from cdc_assets.postgres.catalog import (
+    NO_FILE,
+    Attribute,
+    Column,
+    attributes,
+    heaps,
+    type_names,
+)
 from cdc_assets.postgres.publication.contents import listed_columns
 from cdc_assets.postgres.publication.row_filters import and_filter
 
@@ -169,8 +176,11 @@ def _missing(
         parts = heaps(source, row.table, row.oid)
         files = {heap.oid: heap.filenode for heap in parts}
         # A rewrite, by a volatile default or later, stores a value in every row. And a partitioned
-        # table's catalog entry doesn't have the values that its partitions' rows show.
-        same_files = files == planned_files(store, row) and not any(p.is_leaf for p in parts)
+        # table's catalog entry doesn't have the values that its partitions' rows show. Nor has a
+        # view's.
+        same_files = files == planned_files(store, row) and not any(
+            part.is_leaf or part.filenode == NO_FILE for part in parts
+        )
         if not now.has_default and same_files:
             return {}
         rows = and_filter(row_filter(source, pipeline.config, row))

@@ -24,7 +24,7 @@ from cdc_assets.materializer.reread import column_names, count_read, refuse_rena
 from cdc_assets.pins.reader import TextPlan, TextQuery, read_texts, share
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import check_oid, heaps
+from cdc_assets.postgres.catalog import NO_FILE, check_oid, heaps
 from cdc_assets.postgres.ctid import plan_chunks
 from cdc_assets.postgres.publication.row_filters import and_filter
 from cdc_assets.postgres.session.connect import uri
@@ -114,7 +114,7 @@ def _read_again(
                     .format(
                         listed,
                         heap.id.identifier,
-                        sql.SQL(chunk.predicate),
+                        sql.SQL(chunk.predicate if heap.filenode != NO_FILE else "true"),
                         rows,
                     )
                     .as_string(source),

@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import EnvironmentProblem, TablePaused, TableProblem
+from cdc_assets.log.asked.marks import marked_tables
 from cdc_assets.log.asked.wishes import paused
 from cdc_assets.materializer.schema.ahead import Altered
 from cdc_assets.materializer.workers.turns import Turn, Turns
@@ -83,7 +84,8 @@ class Follower:
                 now = time.monotonic()
                 failing = {t for t, failure in self._failures.items() if failure.again_at > now}
                 wants = set(self._tables) - failing - set(paused(pipeline.store))
-                for table in turns.pending(wants, also=altered.tables()):
+                marked = marked_tables(pipeline.store)
+                for table in turns.pending(wants, also=altered.tables(), asked=marked):
                     if not turns.start(table, altered.look(table)):
                         break
                     altered.tried(table)

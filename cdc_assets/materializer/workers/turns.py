@@ -145,7 +145,7 @@ class Turns:
 
         Among tables without a turn yet, the one with the oldest change comes first. Tables that are
         at work are left out. ``also``: tables that want a turn in any case, but for quiet times;
-        ``asked``: those that a person wants merged now. Raises Fenced.
+        ``asked``: those that a person wants merged now, or a mark waits for. Raises Fenced.
         """
         config = self._pipeline.config
         found = self._pipeline.store.backlogs()

@@ -1,6 +1,7 @@
 """The workers that merge, and the tables that each has claimed.
 
-A worker is one process, on any machine: a Dagster run, ``materialize``, ``materialize --follow``.
+A worker is one process, on any machine: a Dagster run, ``materialize``, ``materialize --follow``;
+or one that reads for another consumer group (``consumers.stream``), which shares its tables alike.
 It is alive by the heartbeats of ``log.sessions.heartbeat``, which ends the sessions, and with them
 the locks, of a dead one; a dead worker's tables are free at once. ``shares`` makes shares fair.
 
@@ -64,8 +65,8 @@ update claims set problem = %(problem)s,
 class Worker:
     """This process among the workers; a context manager, for the thread that uses the pipeline."""
 
-    def __init__(self, pipeline: Pipeline, tables: Collection[TableId]) -> None:
-        self._store = pipeline.store
+    def __init__(self, pipeline: Pipeline, tables: Collection[TableId], group: str = GROUP) -> None:
+        self._store, self._group = pipeline.store, group
         self._wants = frozenset(tables)
         self._heart = Heart(pipeline.config)
         self._heart.adopt(self._store)
@@ -77,7 +78,7 @@ class Worker:
         self._store.connection.execute(
             "insert into consumer (worker, consumer_group, source, process, tables)"
             " values (%s, %s, %s, %s, %s)",
-            (self.id, GROUP, self._store.source, process_name(), self._names(self._wants)),
+            (self.id, group, self._store.source, process_name(), self._names(self._wants)),
         )
 
     @property
@@ -97,7 +98,7 @@ class Worker:
         """
         if time.monotonic() - self._looked_at < LOOK_SECONDS and self._wants == frozenset(wants):
             return self._has
-        found = {known.worker: known for known in workers(self._store)}
+        found = {known.worker: known for known in workers(self._store, self._group)}
         if self.id not in found:
             raise Fenced("this worker wasn't heard of for too long: its tables went to others.")
         if dead := [known.worker for known in found.values() if not known.alive]:
@@ -108,7 +109,7 @@ class Worker:
                 "update consumer set tables = %s where worker = %s",
                 (self._names(self._wants), self.id),
             )
-        which = {"group": GROUP, "source": self._store.source, "worker": self.id}
+        which = {"group": self._group, "source": self._store.source, "worker": self.id}
         rows = self._store.connection.execute(_STRAY, {**which, "stray": STRAY_SECONDS}).fetchall()
         others = [
             Peer(known.tables, frozenset(known.claims))
@@ -139,7 +140,7 @@ class Worker:
 
     def tell(self, table: TableId, problem: str) -> None:
         """Say why the table's log can't be applied, until its cursor is recorded again."""
-        which = {"group": GROUP, "source": self._store.source, "worker": self.id}
+        which = {"group": self._group, "source": self._store.source, "worker": self.id}
         self._store.connection.execute(_PROBLEM, {**which, "table": str(table), "problem": problem})
 
     def adopt(self, store: LogStore) -> None:

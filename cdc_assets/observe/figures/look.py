@@ -1,6 +1,6 @@
 """One look at the coordination database: a source's tables, work, pins and care, for its metrics.
 
-It asks neither the source nor Spark, and its statements are five, however many tables there are.
+It asks neither the source nor Spark, and its statements are six, however many tables there are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from cdc_assets.log.asked.wishes import paused
 from cdc_assets.log.figures.work import Work, totals
+from cdc_assets.log.groups.standing import GroupStatus, groups
 from cdc_assets.log.states import SETTLED
 from cdc_assets.log.store import LogStore
 from cdc_assets.observe.figures.rows import TableFacts, table_rows
@@ -60,6 +61,7 @@ class Figures:
     work: tuple[Work, ...]
     pins: tuple[PinFigures, ...]
     maintenance_idle_seconds: float | None
+    groups: tuple[GroupStatus, ...] = ()
 
 
 def look(store: LogStore) -> Figures:
@@ -73,4 +75,5 @@ def look(store: LogStore) -> Figures:
         tuple(totals(store.connection, store.source)),
         tuple(PinFigures(kind, count, age, Lsn.parse(lsn)) for kind, count, age, lsn in pins),
         idle[0] if idle else None,
+        groups(store),
     )

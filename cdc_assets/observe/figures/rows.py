@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from psycopg.rows import class_row
 
+from cdc_assets.log.asked.adoptions import Adopted
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import GROUP
+from cdc_assets.messages.texts import command
 from cdc_assets.postgres.lsn import Lsn
 
 
@@ -39,6 +41,10 @@ class TableFacts:
     copy_idle_seconds: float | None
     problem: str | None
     problem_seconds: float | None
+    adopted: str | None
+    level_lsn: str | None = None
+    """In query mode: the log has the table up to there, though another may hold the log up."""
+    level_seconds: float | None = None
 
     def present_problem(self, *, altered: bool) -> str | None:
         """What was told of the table, while there is something that can't be applied."""
@@ -54,7 +60,7 @@ class TableFacts:
         if self.applied_lsn is not None:
             reached = max(reached, Lsn.parse(self.applied_lsn))
         if flushed is not None and not self.pending_rows:
-            reached = max(reached, flushed)
+            reached = max(reached, flushed, self._level or flushed)
         # Resumed under a second snapshot, it isn't whole before complete_lsn.
         is_whole = self.complete_lsn is None or reached >= Lsn.parse(self.complete_lsn)
         return reached if is_whole else None
@@ -70,7 +76,16 @@ class TableFacts:
             return None
         if self.pending_rows and self.waiting_seconds is not None:
             return max(0.0, self.waiting_seconds)
-        return 0.0 if position >= current else behind_seconds
+        if position >= current:
+            return 0.0
+        ages = [behind_seconds]
+        if self._level is not None and self._level >= position:
+            ages.append(self.level_seconds)
+        return min((age for age in ages if age is not None), default=None)
+
+    @property
+    def _level(self) -> Lsn | None:
+        return Lsn.parse(self.level_lsn) if self.level_lsn is not None else None
 
     @property
     def info(self) -> tuple[str, ...]:
@@ -79,29 +94,50 @@ class TableFacts:
             said.append("Postgres can't identify changed rows: inserts and truncates alone")
         if self.left_out:
             said.append(f"Postgres doesn't send its generated columns: {', '.join(self.left_out)}")
+        if self.adopted is not None:
+            verify = command("verify", "--table", self.name)
+            what = f"its rows were never compared with the source's ({verify})"
+            awaited = "it waits to be adopted, and nothing of it is touched"
+            said.append(
+                awaited if self.adopted == Adopted.AWAITED else f"it was adopted, and {what}"
+            )
         return tuple(said)
 
 
 # A copy is idle since its last chunk was written; before its first one since any table's last chunk
-# was, or since its pin was made, whichever is later.
+# was, or since its pin was made, whichever is later. Chunks of a complete copy, which may be many
+# thousands, aren't read: the table has their sums.
 _TABLES = """
 select t.table_name as name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, t.complete_lsn::text,
        t.inserts_only, t.left_out, m.applied_lsn::text, coalesce(m."offset", 0) as applied_offset,
        coalesce(b.rows, 0) as pending_rows, b.entries as pending_entries,
        coalesce(b.bytes, 0) as pending_bytes,
        extract(epoch from clock_timestamp() - b.oldest)::float8 as waiting_seconds,
-       p.done as chunks_done, p.total as chunks_total, coalesce(p.rows, 0) as rows_copied,
+       case when s.known then t.copied_chunks else p.done end as chunks_done,
+       case when s.known then t.copied_chunks else p.total end as chunks_total,
+       case when s.known then t.copied_rows else coalesce(p.rows, 0) end as rows_copied,
        (case when t.state = 'copying' then p.rows_a_second end)::float8 as copy_rows_per_second,
        (case when t.state = 'copying' then (p.total - p.done) / nullif(p.chunks_a_second, 0) end
        )::float8 as copy_seconds_left,
        case when t.state = 'copying' then extract(epoch from clock_timestamp() - greatest(
-            coalesce(p.written_at, max(p.written_at) over ()), i.created_at))::float8
+            coalesce(p.written_at, max(coalesce(p.written_at, t.copied_at)) over ()),
+            i.created_at))::float8
        end as copy_idle_seconds,
-       k.problem, extract(epoch from clock_timestamp() - k.problem_since)::float8 as problem_seconds
+       case when (a.value::jsonb ->> 'epoch')::int = t.epoch
+            then nullif(a.value::jsonb ->> 'state', 'verified') end as adopted,
+       k.problem, extract(epoch from clock_timestamp() - k.problem_since)::float8
+         as problem_seconds,
+       q.level::text as level_lsn,
+       extract(epoch from clock_timestamp() - q.level_at)::float8 as level_seconds
   from tables t
+ cross join lateral (
+       select t.state in ('streaming', 'copied') and t.copied_chunks is not null as known) s
   left join claims k on k.consumer_group = %(group)s and k.source = t.source
                     and k.table_name = t.table_name and t.state = 'streaming'
   left join pins i on i.pin = t.pin
+  left join query_watermarks q on q.source = t.source and q.table_name = t.table_name
+                              and q.epoch = t.epoch
+  left join pipeline_meta a on a.source = t.source and a.key = 'adopted:' || t.table_name
   left join mat_cursor m on m.consumer_group = %(group)s and m.source = t.source
                         and m.table_name = t.table_name
   left join lateral (
@@ -123,7 +159,8 @@ select t.table_name as name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, t
          from snapshot_progress c, lateral (
               select c.state in ('written', 'landed') and c.rows is not null
                      and c.heartbeat_at > clock_timestamp() - interval '1 minute' as recent) w
-        where c.source = t.source and c.table_name = t.table_name and c.epoch = t.epoch) p on true
+        where not s.known
+          and c.source = t.source and c.table_name = t.table_name and c.epoch = t.epoch) p on true
  where t.source = %(source)s
 """
 

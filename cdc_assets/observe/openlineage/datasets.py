@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from cdc_assets.config.addresses import source_dsn
 from cdc_assets.lake.tables import LakeColumn, LakeTable
-from cdc_assets.postgres.session.parameters import hosts, resolved
+from cdc_assets.postgres.session.parameters import resolved
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import InputDataset, OutputDataset
@@ -21,10 +22,8 @@ def source_dataset(lake: LakeTable) -> InputDataset:
     from openlineage.client.naming.dataset import Postgres
 
     given, table = resolved(source_dsn(lake.config)), lake.row.table
-    host = hosts(given)[0] or "localhost"
-    port = given.get("port", "").split(",")[0] or "5432"
     database = given.get("dbname") or given.get("user") or "postgres"
-    naming = Postgres(host, port, database, table.schema, table.name)
+    naming = Postgres(*server_of(given), database, table.schema, table.name)
     fields = [schema.SchemaDatasetFacetFields(c.source.name, c.source.type) for c in lake.columns]
     facets: dict[str, DatasetFacet] = {"schema": schema.SchemaDatasetFacet(fields)}
     return InputDataset(naming.get_namespace(), naming.get_name(), facets=facets)
@@ -70,6 +69,15 @@ def location_of(lake: LakeTable) -> str:
     loaded = lake.load()
     given = f"{lake.config.warehouse}/{'/'.join(lake.identifier)}"
     return loaded.location() if loaded is not None else given
+
+
+def server_of(given: Mapping[str, str]) -> tuple[str, str]:
+    """Host and port of libpq's parameters, as tools that have no ``hostaddr`` and no socket do."""
+    host = (given.get("host") or given.get("hostaddr") or "").split(",")[0]
+    if not host or host.startswith(("/", "@")):
+        host = "localhost"
+    port = given.get("port", "").split(",")[0] or "5432"
+    return f"[{host}]" if ":" in host else host, port
 
 
 def place_of(uri: str) -> tuple[str, str]:

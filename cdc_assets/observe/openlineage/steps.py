@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
@@ -13,13 +13,15 @@ from cdc_assets.observe.status import TableStatus
 
 # Keys in pipeline_meta, each followed by a table: what was told of it.
 _TOLD = "openlineage.told:"
+# And the one of when all tables were last looked at: a table that rests costs no statement.
+_LOOKED = "openlineage.looked"
 COPYING, COMPLETE = TableState.COPYING, (TableState.STREAMING, TableState.COPIED)
 COPY, MERGE = "copy", "merge"
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A table as it was when it was told of; ``copied``: that its copy ``epoch`` was complete."""
+    """A table as it was when it was last looked at; ``copied``: that its copy was complete."""
 
     epoch: int
     state: str
@@ -41,14 +43,13 @@ class Told:
 class Step:
     """One event: ``type`` is OpenLineage's; ``run`` names its run among those of its table.
 
-    ``offsets``: of merges, the first one that they applied, and the first one that they didn't.
+    ``rows``: of a copy, or the changes of merges, that are complete.
     """
 
     work: str
     type: str
     run: str
     at: datetime
-    offsets: tuple[int, int] | None = None
     rows: int | None = None
     reason: str | None = None
 
@@ -65,8 +66,8 @@ def steps(table: TableStatus, before: Told | None, now: datetime) -> Iterator[St
     first, last = same.offset, table.applied_offset
     if first < last:
         run = f"{MERGE} {table.epoch} {first}"
-        yield Step(MERGE, "START", run, began, (first, last))
-        yield Step(MERGE, "COMPLETE", run, now, (first, last))
+        yield Step(MERGE, "START", run, began)
+        yield Step(MERGE, "COMPLETE", run, now, rows=last - first)  # each change has an offset
     if table.state == TableState.PARKED and same.state != TableState.PARKED:
         run = f"{MERGE} {table.epoch} {last} parked {now.isoformat()}"
         yield Step(MERGE, "START", run, began)
@@ -100,7 +101,16 @@ def told(store: LogStore) -> dict[str, Told]:
         " where source = %(source)s and key like %(prefix)s",
         which,
     ).fetchall()
-    return {name: Told.parse(value) for name, value in rows}
+    found = {name: Told.parse(value) for name, value in rows}
+    if (looked := store.meta(_LOOKED)) is not None:
+        at = datetime.fromisoformat(looked)
+        found = {name: replace(one, at=max(at, one.at)) for name, one in found.items()}
+    return found
+
+
+def remember_look(store: LogStore, at: datetime) -> None:
+    """At all tables: what happened to them before ``at`` was told."""
+    store.set_meta(_LOOKED, at.isoformat())
 
 
 def remember(store: LogStore, table: str, told: Told) -> None:

@@ -90,20 +90,8 @@ class Teller:
                 job=Job(self._namespace, name, {"jobType": kind}),
                 producer=_PRODUCER,
                 inputs=[source],
-                outputs=[lake_dataset(lake, place, source, self._rows(step, row.table))],
+                outputs=[lake_dataset(lake, place, source, step.rows)],
             )
-
-    def _rows(self, step: Step, table: TableId) -> int | None:
-        """The rows of a copy, or the changes of merges, that are complete."""
-        if step.type != "COMPLETE" or step.offsets is None:
-            return step.rows
-        store = self._pipeline.store
-        row = store.connection.execute(
-            "select sum(row_count)::bigint from log_index where source = %s and table_name = %s"
-            " and end_offset > %s and end_offset <= %s",
-            (store.source, str(table), *step.offsets),
-        ).fetchone()
-        return row[0] if row else None
 
 
 def client_of(config: SourceConfig) -> OpenLineageClient:
@@ -113,19 +101,29 @@ def client_of(config: SourceConfig) -> OpenLineageClient:
     try:
         from openlineage.client import OpenLineageClient
         from openlineage.client.transport.console import ConsoleTransport
+        from openlineage.client.transport.http import HttpConfig, HttpTransport
     except ImportError as error:
         raise ConfigurationError(
             f"openlineage: its client isn't installed ({error}).",
             "pip install openlineage-python",
         ) from error
-    transport: dict[str, object] = {}
+    transport: HttpTransport | None = None
     if asked.url is not None:
-        url = asked.url.get_secret_value()
-        # The next look sends again; and a tick has a minute.
-        transport = {"type": "http", "url": url, "timeout": 5.0, "retry": {"total": 1}}
-    if asked.api_key is not None:
-        transport["auth"] = {"type": "api_key", "apiKey": asked.api_key.get_secret_value()}
-    client = OpenLineageClient(config={"transport": transport} if transport else None)
+        # The next look sends again, and a tick has a minute: a retry waits as long as it is told.
+        once = {"total": 0, "status_forcelist": ()}
+        # Its client takes the last part of a path that doesn't end with / for a file's name.
+        url = f"{asked.url.get_secret_value().rstrip('/')}/"
+        settings = {"url": url, "timeout": 5.0, "retry": once}
+        if asked.api_key is not None:
+            settings["auth"] = {"type": "api_key", "apiKey": asked.api_key.get_secret_value()}
+        try:
+            transport = HttpTransport(HttpConfig.from_dict(settings))
+        except ValueError:  # its text has the address, which may be a secret
+            raise ConfigurationError(
+                "openlineage.url: it is no address.", "Write https://host:port."
+            ) from None
+        transport.session.max_redirects = 0  # where it leads to, a GET would arrive, no event
+    client = OpenLineageClient(transport=transport)
     if isinstance(client.transport, ConsoleTransport) and not client.config.transport:
         raise ConfigurationError(
             "openlineage: no backend is named.",

@@ -16,6 +16,7 @@ from typing import LiteralString
 import psycopg
 from psycopg import generators
 
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import Connection
 
 # A record that waits for a query's end holds up the stop.
@@ -60,6 +61,16 @@ def stopped(there: Connection, aside: Connection) -> Iterator[bool]:
         aside.cancel_safe(timeout=_SECONDS)
         aside.wait(generators.execute(aside.pgconn))
         _resume(there)  # if it was stopped only now
+
+
+def is_stopped(there: Connection, point: Lsn) -> bool:
+    """Whether it stands still at ``point``, and is no primary by now."""
+    row = there.execute(
+        "select pg_catalog.pg_is_in_recovery(),"
+        " coalesce(pg_catalog.pg_last_wal_replay_lsn(), '0/0')::text"
+    ).fetchone()
+    assert row is not None
+    return bool(row[0]) and Lsn.parse(row[1]) == point and _state(there) == "paused"
 
 
 def _resume(there: Connection) -> None:

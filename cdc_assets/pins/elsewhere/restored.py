@@ -19,7 +19,13 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
-from cdc_assets.errors import CdcError, SnapshotLost, TableProblem, first_line
+from cdc_assets.errors import (
+    CdcError,
+    PreflightError,
+    SnapshotLost,
+    TableProblem,
+    first_line,
+)
 from cdc_assets.log.copies.chunks import plan_copy, planned_in, restart_copy
 from cdc_assets.log.copies.held import HeldTable, held_table, remember_held
 from cdc_assets.log.heaps.files import remember_heaps
@@ -39,7 +45,7 @@ from cdc_assets.postgres.publication.collations import filters_alike
 from cdc_assets.postgres.publication.contents import publication_of
 from cdc_assets.postgres.session.connect import Connection, connect
 from cdc_assets.postgres.session.waits import locked
-from cdc_assets.postgres.slots import create_slot, export_snapshot
+from cdc_assets.postgres.slots import create_slot, export_snapshot, on_standby
 from cdc_assets.readiness.copy_server import behind, unreachable
 from cdc_assets.readiness.restored import awaited, other_collation, other_restored, unknown_lsn
 from cdc_assets.readiness.source.now import look_at_tables
@@ -92,6 +98,11 @@ def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow])
     Raises SlotBusy or PreflightError.
     """
     config, store = pipeline.config, pipeline.store
+    if on_standby(source):
+        raise PreflightError(
+            "a standby's slot has no snapshot that a dump could rely on.",
+            "Give a primary's address in postgres.dsn, or let the tables be copied there.",
+        )
     rows = as_published(source, config, rows)  # what is registered doesn't tell their filters
     name = f"{config.slot[:50]}_{uuid.uuid4().hex[:8]}"
     slot = create_slot(pipeline.replication_dsn, name, temporary=True)

@@ -102,7 +102,7 @@ def publish(
                 continue
             refused[table] = (
                 f"it can't be added to the publication {publication} ({first_line(error)})."
-                f" An owner of all runs: {pasted(statements)}"
+                f" An owner of all runs{_where(error)}: {pasted(statements)}"
             )
     return Publishing(refused, frozenset(busy))
 
@@ -135,21 +135,29 @@ def withdraw(connection: Connection, publication: str, tables: Iterable[TableId]
         except _REFUSALS as error:
             refused[table] = (
                 f"it can't be taken out of the publication {publication} ({first_line(error)})."
-                f" An owner of it runs: {statement};"
+                f" An owner of it runs{_where(error)}: {statement};"
             )
     return Publishing(refused, frozenset(busy))
 
 
-# Errors about one table, the role's rights, or a publication of all tables, which can't be altered
-# table by table: another try changes nothing.
+def _where(error: psycopg.Error) -> str:
+    """Of a statement that was refused here."""
+    read_only = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+    return " on the primary" if read_only else ""
+
+
+# Errors about one table, a standby, the role's rights, or a publication of all tables, which can't
+# be altered table by table: another try changes nothing.
 _REFUSALS = (
     psycopg.NotSupportedError,
+    psycopg.errors.ReadOnlySqlTransaction,
     psycopg.ProgrammingError,
     psycopg.DataError,
     psycopg.errors.ObjectNotInPrerequisiteState,
 )
 _NOT_OF_FILTERS = (
     psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.ReadOnlySqlTransaction,
     psycopg.errors.ObjectNotInPrerequisiteState,
     psycopg.errors.UndefinedObject,
 )
@@ -184,13 +192,16 @@ def _create(
     statement = creation(connection, publication, beside=beside)
     try:
         connection.execute(statement.encode())
-    except psycopg.errors.InsufficientPrivilege as error:
+    except (
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.ReadOnlySqlTransaction,
+    ) as error:
         statements = [statement]
         if tables:
             statements.append(addition(connection, publication, tables, filters=filters))
         raise PreflightError(
-            f"the role may not create the publication {publication}: {first_line(error)}.",
-            f"An owner of the tables runs: {pasted(statements)}",
+            f"the role can't create the publication {publication}: {first_line(error)}.",
+            f"An owner of the tables runs{_where(error)}: {pasted(statements)}",
         ) from error
 
 

@@ -147,7 +147,12 @@ class SentColumns:
 
 
 def sent_columns(connection: Connection, publication: str, oids: Sequence[int]) -> SentColumns:
-    """The columns of these tables that the publication sends, or the one beside it."""
+    """The columns of these tables that the publication sends, or the one beside it.
+
+    Without one (its name is empty) each column with stored values is read.
+    """
+    if not publication:
+        return SentColumns(("", "s"), {})
     stored = ("s",) if sends_generated_columns(connection, publication) else ()
     return SentColumns(("", *stored), listed_columns(connection, publication, oids))
 

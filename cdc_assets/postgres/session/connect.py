@@ -12,7 +12,7 @@ import os
 import socket
 from contextlib import suppress
 from threading import Event, Timer
-from typing import Any
+from typing import Any, LiteralString
 from urllib.parse import quote, urlencode
 
 import psycopg
@@ -53,11 +53,16 @@ OWN_NAMES = {"search_path": "pg_catalog"}
 # Statements over the catalogs of hundreds of tables seem dear to the planner: compiling them takes
 # seconds, running them a tenth of one.
 UNCOMPILED = {"jit": "off"}
+# A setting of our own: without it a server in recovery is one that an address leads to by mistake,
+# or for a moment, as a failover goes on.
+STANDBY = "cdc_assets.standby"
 # Time-outs that older servers don't know, so that they can't be part of a connection's options.
 NO_NEW_TIMEOUTS = (
     "select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
     " where name in ('transaction_timeout', 'idle_session_timeout') and setting <> '0'"
 )
+# A view may have functions that write, or lock the rows that it shows (FOR UPDATE).
+ONLY_READS: LiteralString = "set default_transaction_read_only = on"
 # A dead peer is noticed after about 30 + 3 * 10 seconds instead of the kernel's two hours; after 30
 # if sent data isn't acknowledged.
 KEEPALIVES = {
@@ -86,6 +91,12 @@ def conninfo(
     params |= {"options": options, "client_encoding": "UTF8"}
     params |= {"application_name": application_name, **extra}
     return make_conninfo("", **params)
+
+
+def of_standby(dsn: str) -> str:
+    """``dsn`` of a server that is meant to be a hot standby: what asks there finds STANDBY on."""
+    given = conninfo_to_dict(dsn).get("options") or ""
+    return make_conninfo(dsn, options=f"{given} -c {STANDBY}=on".strip())
 
 
 def uri(dsn: str, application_name: str) -> str:

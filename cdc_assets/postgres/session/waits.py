@@ -70,7 +70,9 @@ select w.application_name,
 
 def waits(connection: Connection, source: str, slot: str) -> tuple[Wait, ...]:
     """Our sessions that wait for a lock now, the longest wait first."""
-    ours = [f"cdc_assets {_literally(source)} %", f"cdc_assets pin {_literally(slot)[:40]}%"]
+    ours = [f"cdc_assets {_literally(source)} %"]
+    if slot:
+        ours.append(f"cdc_assets pin {_literally(slot)[:40]}%")
     found = connection.execute(_WAITS, (ours,)).fetchall()
     return tuple(
         Wait(name.removeprefix("cdc_assets "), what, seconds, tuple(holders))
@@ -82,6 +84,17 @@ def _literally(text: str) -> str:
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
+# What is read with relation {}: its partitions or heirs, and what a view selects from.
+BELOW: LiteralString = """
+select i.inhrelid from pg_catalog.pg_inherits i where i.inhparent = {0}
+union all
+select d.refobjid from pg_catalog.pg_rewrite w
+  join pg_catalog.pg_class v on v.oid = w.ev_class and v.relkind = 'v'
+  join pg_catalog.pg_depend d
+    on d.classid = 'pg_catalog.pg_rewrite'::pg_catalog.regclass and d.objid = w.oid
+   and d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+ where w.ev_class = {0} and w.ev_type = '1'
+"""
 _LOCKED: LiteralString = """
 with recursive tree as (
     select w.schema_name, w.table_name, c.oid
@@ -89,8 +102,7 @@ with recursive tree as (
       join pg_catalog.pg_namespace n on n.nspname = w.schema_name
       join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
      union
-    select t.schema_name, t.table_name, i.inhrelid
-      from tree t join pg_catalog.pg_inherits i on i.inhparent = t.oid)
+    select t.schema_name, t.table_name, b.oid from tree t, lateral ({below}) b (oid))
 select distinct on (1, 2) t.schema_name, t.table_name, {who}
   from pg_catalog.pg_locks l
   join tree t on t.oid = l.relation
@@ -99,7 +111,7 @@ select distinct on (1, 2) t.schema_name, t.table_name, {who}
    and l.database = (select oid from pg_catalog.pg_database where datname = current_database())
    and l.pid <> pg_catalog.pg_backend_pid()
  order by 1, 2, l.granted desc
-""".replace("{who}", _WHO)
+""".replace("{who}", _WHO).replace("{below}", BELOW.format("t.oid"))
 # Lock modes that reading waits for, and those that ALTER PUBLICATION waits for.
 _AGAINST_READING = ("AccessExclusiveLock",)
 _AGAINST_ALTER = (
@@ -114,7 +126,7 @@ def locked(
     """The tables that can't be read now (or altered), each with the session to blame.
 
     A session that waits for such a lock counts, too: all others wait behind it. A partitioned table
-    is as locked as any of its partitions.
+    is as locked as any of its partitions, and a view as what it selects from.
     """
     if not tables:
         return {}

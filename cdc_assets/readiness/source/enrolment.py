@@ -18,7 +18,8 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import makes, rules_of
 from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import command
-from cdc_assets.postgres.catalog import Column, SourceTable, describe_all, heap_names
+from cdc_assets.poller.relations import described, unseen
+from cdc_assets.postgres.catalog import Column, SourceTable, heap_names
 from cdc_assets.postgres.generated import made_from
 from cdc_assets.postgres.names import TableId, lake_column
 from cdc_assets.postgres.publication.contents import (
@@ -57,6 +58,8 @@ class Facts:
     unlogged: Mapping[TableId, TableProblem]
     published: Mapping[str, Mapping[TableId, int] | None]
     """The tables of both publications; None for one that isn't there."""
+    unseen: Mapping[int, TableId]
+    """In query mode: by oid, what transactions that aren't seen here write to."""
     made_from: Mapping[int, Mapping[str, AbstractSet[str]]]
     """By oid and generated column, the columns that it is made from; of tables with masks."""
 
@@ -71,10 +74,10 @@ class Facts:
 
 def facts_of(source: Connection, config: SourceConfig, tables: Sequence[TableId]) -> Facts:
     """Read them: a dozen statements, which wait for no lock, for however many tables."""
-    found = describe_all(source, tables)
+    found = described(source, config, tables)
     there = [table for table in found.values() if isinstance(table, SourceTable)]
     oids = [table.oid for table in there]
-    sent = sent_columns(source, config.publication, oids) if config.streams else _STORED
+    sent = sent_columns(source, config.publication, oids) if config.publishes else _STORED
     both = (config.publication, inserts_publication(config.publication))
     facts = Facts(
         found,
@@ -82,14 +85,16 @@ def facts_of(source: Connection, config: SourceConfig, tables: Sequence[TableId]
         sent,
         {},
         children(source, oids),
-        _troubles(source, config, oids, sent) if config.streams else {},
-        under_roots(source, config, there) if config.streams else {},
-        unlogged(source, there) if config.streams else {},
-        {name: published_tables(source, name) for name in both} if config.streams else {},
+        _troubles(source, config, oids, sent) if config.publishes else {},
+        under_roots(source, config, there) if config.publishes else {},
+        unlogged(source, there) if config.publishes else {},
+        {name: published_tables(source, name) for name in both} if config.publishes else {},
+        unseen(source, oids) if config.query is not None else {},
         made_from(source, [t.oid for t in there if config.table(t.id).columns.mask]),
     )
     wanted = {t.oid: unread(config.table(t.id), facts.unsent(t)) for t in there}
-    return replace(facts, missing=missing_rights(source, wanted))
+    by_query = config.query is not None
+    return replace(facts, missing=missing_rights(source, wanted, by_query=by_query))
 
 
 def _troubles(

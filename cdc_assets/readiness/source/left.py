@@ -75,6 +75,8 @@ def of_patterns(config: SourceConfig, there: Sequence[TableId]) -> dict[TableId,
     without = {*matching(map(TablePattern.parse, config.exclude), there)[0]}
     if config.backfills.signals is not None:
         without.add(TableId.parse(config.backfills.signals))
+    if config.markers.id is not None:
+        without.add(config.markers.id)
     found = dict[TableId, TableConfig]()
     for entry in config.patterns:
         assert entry.pattern is not None
@@ -135,7 +137,8 @@ def left_findings(
     connection: Connection, config: SourceConfig, store: LogStore | None
 ) -> Iterator[Finding]:
     """Findings about leftovers of this source's past at the database."""
-    for slot, kept in connection.execute(_UNREAD, (config.slot,)).fetchall():
+    ours = config.slot if config.decodes else f"cdc_{config.log_name}"
+    for slot, kept in connection.execute(_UNREAD, (ours,)).fetchall():
         yield Finding(
             "slot_unread",
             "warning" if kept >= UNREAD_BYTES else "info",
@@ -160,6 +163,17 @@ def left_findings(
             yield Finding("table_parked", "warning", said, way_out)
         name = inserts if row.inserts_only else whole
         if row.table in wanted or row.table not in published[name]:
+            continue
+        if config.log is not None:  # the publication is the first source's, which needs it
+            if row.oid:
+                yield Finding(
+                    "table_left",
+                    "warning",
+                    f"{row.table} isn't in the configuration any more, but what source"
+                    f" {config.log.of} stages of it goes on being kept for it.",
+                    f"{command('drop-table', row.table)}; or put it back",
+                    str(row.table),
+                )
             continue
         if not row.oid:  # it was let go
             if published_in_bulk(connection, name, published[name][row.table]):

@@ -27,8 +27,14 @@ from cdc_assets.postgres.publication.contents import (
 )
 from cdc_assets.postgres.publication.shape import PublishedShape
 from cdc_assets.postgres.session.connect import Connection
-from cdc_assets.postgres.slots import SlotStatus, slot_status, system_identifier
-from cdc_assets.postgres.timelines import switch_point
+from cdc_assets.postgres.slots import (
+    RECEIVED,
+    SlotStatus,
+    sent_through,
+    slot_status,
+    system_identifier,
+)
+from cdc_assets.postgres.timelines import History, switch_point
 from cdc_assets.readiness.source.enrolment import made_otherwise, shown_by_generated
 from cdc_assets.readiness.source.partitions import UNLOGGED
 from cdc_assets.readiness.source.record import (
@@ -57,18 +63,28 @@ def recorded(store: LogStore) -> Recorded:
 
 
 def look(
-    connection: Connection, dsn: str, slot: SlotStatus | None, publication: str, known: Recorded
+    connection: Connection,
+    dsn: str,
+    slot: SlotStatus | None,
+    publication: str,
+    known: Recorded,
+    *,
+    standby: bool = False,
 ) -> Source:
-    """The source's present state; ``dsn`` is for a timeline's history, if that is needed."""
+    """The source's present state; ``dsn`` is for a timeline's history, if that is needed.
+
+    Of a server in recovery only replication tells the timeline: ``standby``: it is asked for.
+    """
     row = connection.execute(
         "select pg_is_in_recovery(), case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
         " else pg_current_wal_insert_lsn() end::text, (select oid::text from pg_catalog.pg_database"
         " where datname = current_database()), current_database()::text,"
-        " (select oid::text from pg_catalog.pg_publication where pubname = %s)",
+        " (select oid::text from pg_catalog.pg_publication where pubname = %s),"
+        f" {RECEIVED}::text",
         (publication,),
     ).fetchone()
     assert row is not None
-    in_recovery, end, database, name, published = row
+    in_recovery, end, database, name, published, received = row
     timeline = 0
     if not in_recovery:
         # A WAL file's name begins with the timeline; the control file lags behind a promotion.
@@ -76,6 +92,8 @@ def look(
             "select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
         ).fetchone()
         timeline = int(str(found[0]), 16) if found else 0
+    elif standby:
+        timeline = History.read(dsn).timeline
     source = Source(
         in_recovery,
         system_identifier(connection),
@@ -85,14 +103,17 @@ def look(
         name,
         published,
         slot,
+        received=Lsn.parse(received or "0/0"),
     )
     if (
-        not in_recovery
+        (standby or not in_recovery)
         and known.timeline is not None
         and source.system == known.system
         and timeline > known.timeline
     ):
-        return replace(source, left_at=switch_point(dsn, timeline, known.timeline))
+        left_at = switch_point(dsn, timeline, known.timeline)
+        sent = sent_through(connection, slot.name) if standby and slot is not None else None
+        return replace(source, left_at=left_at, sent=sent)
     return source
 
 
@@ -237,10 +258,12 @@ def review(connection: Connection, config: SourceConfig, store: LogStore) -> tup
     slot, publication = config.slot, config.publication
     stands = slot_status(connection, slot)
     known = recorded(store)
-    source = look(connection, replication_dsn(config), stands, publication, known)
-    findings = tuple(compare(known, source, slot, publication))
+    standby = config.postgres.standby
+    dsn = replication_dsn(config)
+    source = look(connection, dsn, stands, publication, known, standby=standby)
+    findings = tuple(compare(known, source, slot, publication, standby=standby))
     rows = followed(store)
-    if source.in_recovery or not rows:
+    if (source.in_recovery and not standby) or not rows:
         return Review(findings), source
     now = look_at_tables(connection, publication, rows)
     configured = {table.id: table for table in config.tables}

@@ -152,14 +152,14 @@ def refuse_row_filter(
     """
     if (where := config.table(table.id).where) is None:
         return
-    if config.streams and connection.info.server_version < COLUMN_LISTS:
+    if config.decodes and connection.info.server_version < COLUMN_LISTS:
         raise TableProblem(
             table.id,
             "where needs Postgres 15 or later",
             "Replicate it as a whole, or copy it only (snapshot.mode: snapshot_only).",
         )
     name = publication_of(config.publication, inserts_only=inserts_only)
-    if config.streams and published_in_bulk(connection, name, table.oid):
+    if config.decodes and published_in_bulk(connection, name, table.oid):
         raise TableProblem(
             table.id,
             f"the publication {name} has it with all tables, or its schema, where no row filter is"
@@ -167,14 +167,14 @@ def refuse_row_filter(
             "Give the source a publication of its own that lists tables, or take where out.",
         )
     found = understood(connection, table.id, where)
-    if config.streams and found.mutable:
+    if config.decodes and found.mutable:
         raise TableProblem(
             table.id,
             f"Postgres refuses where: {where} (it calls a function whose result may change, such as"
             " now(), and rows are published by immutable ones alone)",
             "Compare with constants, and leave the rest to whoever reads the lake.",
         )
-    if not config.streams or inserts_only or _all_full(connection, heaps):
+    if not config.decodes or inserts_only or _all_full(connection, heaps):
         return
     if outside := sorted(found.columns - {*table.key_columns}):
         raise TableProblem(
@@ -242,7 +242,7 @@ def filter_findings(
         refuse_row_filter(connection, config, found, parts, inserts_only=inserts_only)
     except TableProblem as problem:
         has = row_filters(connection, name, [found.oid]).get(found.oid)
-        if has is None or not config.streams:
+        if has is None or not config.decodes:
             yield Finding("row_filter", "error", f"{problem.what}.", problem.remedy)
             return
         yield Finding(
@@ -253,7 +253,7 @@ def filter_findings(
             f" resync {found.id}.",
         )
     else:
-        streams = config.streams and not inserts_only
+        streams = config.decodes and not inserts_only
         if streams and found.kind == "p" and _uses_more_than_the_key(connection, found, where):
             yield Finding(
                 "partitions_to_come",

@@ -29,6 +29,7 @@ from cdc_assets.postgres.publication.statements import (
     removal,
 )
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.postgres.slots import on_standby
 from cdc_assets.readiness.source.enrolment import Facts, facts_of
 from cdc_assets.readiness.source.planning import refuse_row_filter
 
@@ -60,13 +61,14 @@ def publication_findings(connection: Connection, config: SourceConfig) -> Iterat
         beside = published_tables(connection, inserts_publication(name)) or {}
         lacking = [t for t in tables if t not in published and t not in beside]
         there = connection.execute(_THERE, _named(lacking)).fetchall() if lacking else []
-        if listed := ", ".join(str(TableId(schema, table)) for schema, table in there):
+        listed = ", ".join(str(TableId(schema, table)) for schema, table in there)
+        if listed and not on_standby(connection):  # there, ``publishable`` has the SQL
             message = f"the publication {name} lacks {listed}; will be added."
             yield Finding("publication", "info", message, "")
         return
     row = connection.execute(_OWNED, _named(tables)).fetchone()
     oids, may_make, role = row or (None, True, "")
-    if may_make or oids is None:
+    if oids is None or (may_make and not on_standby(connection)):
         message = f"the publication {name} doesn't exist yet; it will be created."
         yield Finding("publication", "info", message, "")
         return
@@ -88,9 +90,13 @@ def publication_findings(connection: Connection, config: SourceConfig) -> Iterat
         "publication_privilege",
         "error",
         f"the role {role} can't make the publication {name}: that takes an owner of the tables who"
-        " may create in this database.",
-        f"{pasted(statements)} -- as an owner of the tables",
+        f" may create in this database{' on the primary' * on_standby(connection)}.",
+        f"{pasted(statements)} -- as an owner of the tables{_there(connection)}",
     )
+
+
+def _there(connection: Connection) -> str:
+    return ", on the primary" if on_standby(connection) else ""
 
 
 def _refused_filters(
@@ -149,11 +155,13 @@ def publishable(
         " from pg_catalog.pg_class c where c.oid = %s",
         (present is not None, involved, found.oid),
     ).fetchone() or (True, "")
-    if needed and not able:
+    if needed and not (able and not on_standby(connection)):
         yield Finding(
             "table_owner",
             "error",
             f"the role {role} can't publish {table}: it doesn't own the table, or the publication"
-            f" {name}, or may make none.",
-            f"{pasted(needed)} -- as an owner of the table and of the publication",
+            f" {name}, or may make none"
+            f"{', or is at a standby, which makes none' * on_standby(connection)}.",
+            f"{pasted(needed)} -- as an owner of the table and of the publication"
+            f"{_there(connection)}",
         )

@@ -13,7 +13,11 @@ from cdc_assets.postgres.slots import SlotStatus
 
 ANEW = "cdc-assets resync --all copies every table anew through a new slot."
 # Errors that a new slot and new copies don't mend: of the configuration, or of a foreign slot.
-_NOT_HEALED = frozenset({"in_recovery", "slot_plugin", "slot_database"})
+_NOT_HEALED = frozenset(
+    {"in_recovery", "standby_behind_log", "slot_plugin", "slot_database", "slot_synced"}
+)
+# Errors that pass by themselves, as a standby is promoted, or replays what it had before a restart.
+PASSING = frozenset({"in_recovery", "standby_behind_log"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,10 @@ class Source:
     publication: str | None
     slot: SlotStatus | None
     left_at: Lsn | None = None
+    sent: Lsn | None = None
+    """How far its slot's stream was sent, as known after ``left_at``; None if that isn't known."""
+    received: Lsn = Lsn.ZERO
+    """Of a standby: how much WAL it has; ``end`` is how much of it is replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,11 @@ class Review:
     @property
     def errors(self) -> list[Finding]:
         return [finding for finding in self.source if finding.severity == "error"]
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is to be looked at again, as nothing of now can be told."""
+        return any(finding.code in PASSING for finding in self.errors)
 
     @property
     def healed_by_copies(self) -> bool:

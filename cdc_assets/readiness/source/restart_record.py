@@ -25,19 +25,22 @@ from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import command
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.publication.contents import publication_of
-from cdc_assets.postgres.slots import SlotStatus
+from cdc_assets.postgres.slots import LOGICAL, SlotStatus
 from cdc_assets.readiness.source.partitions import sent_as
 from cdc_assets.readiness.source.record import ANEW, PublishedAs, Recorded, Source, TableNow
 
 
-def compare(known: Recorded, now: Source, slot: str, publication: str) -> Iterator[Finding]:
-    """Findings about the source as a whole."""
-    if now.in_recovery:
+def compare(
+    known: Recorded, now: Source, slot: str, publication: str, *, standby: bool = False
+) -> Iterator[Finding]:
+    """Findings about the source as a whole; ``standby``: it is meant to be one, or was."""
+    if now.in_recovery and not standby:
         yield Finding(
             "in_recovery",
             "error",
-            "this server is a standby: nothing can be streamed from it.",
-            "Give the primary's address, or all of them with target_session_attrs=read-write.",
+            "this server is a standby, and postgres.dsn is to lead to a primary.",
+            "Give the primary's address, or all of them with target_session_attrs=read-write; or"
+            " stream from the standby: postgres.standby: true.",
         )
         return
     if known.system is not None and known.system != now.system:
@@ -58,7 +61,8 @@ def compare(known: Recorded, now: Source, slot: str, publication: str) -> Iterat
             f"Correct postgres.dsn; if the data really moved: {ANEW}",
         )
     if known.flushed is not None:
-        yield from _compare_wal(known, max(known.flushed, known.read or known.flushed), now)
+        flushed = max(known.flushed, known.read or known.flushed)
+        yield from _compare_wal(known, flushed, now, standby=standby)
     yield from compare_slot(known, now.slot, now.database_name, slot)
     yield from _compare_restart(known, now, slot)
     if known.publication is not None and known.publication != now.publication:
@@ -71,8 +75,18 @@ def compare(known: Recorded, now: Source, slot: str, publication: str) -> Iterat
         )
 
 
-def _compare_wal(known: Recorded, flushed: Lsn, now: Source) -> Iterator[Finding]:
-    if now.end < flushed:
+def _compare_wal(known: Recorded, flushed: Lsn, now: Source, *, standby: bool) -> Iterator[Finding]:
+    assert known.flushed is not None
+    # What is read at a standby is known to be in the WAL that it has, replayed yet or not.
+    if now.in_recovery and (now.end < known.flushed or now.received < flushed):
+        yield Finding(
+            "standby_behind_log",
+            "error",
+            f"the standby has replayed up to {now.end}, but log or copies have changes up to"
+            f" {flushed}: it was restarted, and isn't back there yet, or it is an older copy.",
+            "Wait: it goes on by itself. If it stays so, see whether its replay is paused.",
+        )
+    elif not now.in_recovery and now.end < flushed:
         yield Finding(
             "source_behind_log",
             "error",
@@ -82,6 +96,8 @@ def _compare_wal(known: Recorded, flushed: Lsn, now: Source) -> Iterator[Finding
         )
     if known.timeline is None or known.timeline == now.timeline:
         return
+    if standby and now.left_at and now.sent and now.sent > now.left_at:
+        return  # the stream itself went on to this timeline, at this very server
     if now.left_at is None or now.left_at < flushed:
         where = f"left it at {now.left_at}" if now.left_at else "doesn't come from it"
         yield Finding(
@@ -107,6 +123,19 @@ def _compare_restart(known: Recorded, now: Source, name: str) -> Iterator[Findin
             " state of the server was restored, and the log may have changes that it never saw.",
             ANEW,
         )
+
+
+_FEEDBACK = (
+    "On the standby: alter system set hot_standby_feedback = on; and primary_slot_name to a slot of"
+    " the primary, which then keeps what the slot needs. "
+)
+_LEVEL = f"{LOGICAL} then restart it. "
+# What is to be done before a new slot is made, by the server's word.
+_MENDED = {
+    "rows_removed": _FEEDBACK,
+    "wal_level_insufficient": _LEVEL,
+    "conflict with recovery": _FEEDBACK + _LEVEL,
+}
 
 
 def compare_slot(
@@ -143,13 +172,23 @@ def compare_slot(
             f" ({by_hand})" + (f" Then {ANEW}" if flushed is not None else ""),
         )
         return
+    if slot.synced:
+        yield Finding(
+            "slot_synced",
+            "error",
+            f"the slot {name} of this standby is a copy of its primary's, for a failover"
+            " (sync_replication_slots): nothing can be streamed from it here.",
+            "Set slot: to another name, or, if nobody streams from the primary's any more, drop it"
+            f" there ({by_hand})" + (f" Then {ANEW}" if flushed is not None else ""),
+        )
+        return
     way_out = ANEW if flushed is not None else f"Drop it: {by_hand}"
     if slot.invalidation not in (None, "wal_removed"):
         yield Finding(
             "slot_invalidated",
             "error",
             f"the server invalidated the slot {name} ({slot.invalidation}).",
-            way_out,
+            f"{_MENDED.get(slot.invalidation or '', '')}{way_out}",
         )
         return
     if slot.wal_status == "lost":

@@ -38,7 +38,8 @@ select p.root, n.nspname::text, c.relname::text,
        or not exists (
            select from pg_catalog.pg_attribute a
             where a.attrelid = c.oid and not a.attisdropped
-              and (a.attnum > 0 or a.attname::text = any(%(system)s::text[]))
+              and (a.attnum > 0 or a.attname::text = any(%(system)s::text[])
+                   or c.relkind = 'p' and a.attname::text = any(%(of_parts)s::text[]))
               and (p.root, a.attname::text) not in (select e.root, e.name from excluded e)
               and not pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')),
        pg_catalog.row_security_active(c.oid), current_user::text
@@ -82,27 +83,34 @@ def unlockable(connection: Connection, tables: Mapping[int, TableId]) -> dict[Ta
 
 
 def missing_rights(
-    connection: Connection, tables: Mapping[int, Collection[str]]
+    connection: Connection, tables: Mapping[int, Collection[str]], *, by_query: bool = False
 ) -> dict[int, list[Finding]]:
     """Reasons why this role would see only some of a table, or nothing; the remedies are SQL.
 
-    ``tables``: by oid, the columns that aren't wanted, unsent ones among them.
+    ``tables``: by oid, the columns that aren't wanted, unsent ones among them. ``by_query``: a
+    partitioned table is read as a whole, and rows told apart by their partition.
     """
     excluded = [(oid, name) for oid, names in tables.items() for name in names]
+    of_parts = ["tableoid"] if by_query else []
     which = {
         "oids": [*tables],
         "system": list(SYSTEM_COLUMNS),
+        "of_parts": of_parts,
         "roots": [oid for oid, _ in excluded],
         "excluded": [name for _, name in excluded],
     }
     heaps: dict[int, list[tuple[Any, ...]]] = {oid: [] for oid in tables}
     for root, *heap in connection.execute(_RIGHTS, which):
         heaps[root].append(tuple(heap))
-    return {oid: _missing(connection, heaps[oid], names) for oid, names in tables.items()}
+    system = [*SYSTEM_COLUMNS, *of_parts]
+    return {oid: _missing(connection, heaps[oid], names, system) for oid, names in tables.items()}
 
 
 def _missing(
-    connection: Connection, rows: Sequence[tuple[Any, ...]], excluded: Collection[str]
+    connection: Connection,
+    rows: Sequence[tuple[Any, ...]],
+    excluded: Collection[str],
+    system: Sequence[str],
 ) -> list[Finding]:
     closed = sorted({schema for schema, _, usable, *_ in rows if usable is False})
     unread = [TableId(s, n) for s, n, _, readable, *_ in rows if readable is False]
@@ -119,7 +127,7 @@ def _missing(
         if unread:
             grants.append(f"grant select on {', '.join(map(str, unread))} to {who};")
             if excluded:
-                grants[-1] += f" -- or only of {', '.join(SYSTEM_COLUMNS)} and the wanted columns"
+                grants[-1] += f" -- or only of {', '.join(system)} and the wanted columns"
         found.append(
             Finding(
                 "select_privilege",

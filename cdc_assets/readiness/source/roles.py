@@ -104,9 +104,9 @@ def role_findings(connection: Connection, config: SourceConfig) -> Iterator[Find
     given = config.postgres.replication_dsn
     if not config.postgres.embedded:  # whose only role is its superuser
         yield from _excess(connection, config, "reads the tables", apart=given is not None)
-    if config.streams and given is None:
+    if config.publishes and given is None:
         yield from _may_replicate(connection)
-    elif config.streams and given is not None:
+    elif config.publishes and given is not None:
         yield from _streams(connection, config, given.get_secret_value())
     for trigger, owner in connection.execute(_EVENT_TRIGGERS):
         yield Finding(

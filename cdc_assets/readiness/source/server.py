@@ -21,8 +21,11 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.messages.findings import Finding, Severity
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.session.connect import Connection, pools_transactions
-from cdc_assets.postgres.slots import FAILOVER_SLOTS, SlotStatus, slot_status
-from cdc_assets.readiness.signals import signal_findings
+from cdc_assets.postgres.slots import FAILOVER_SLOTS, SlotStatus, on_standby, slot_status
+from cdc_assets.readiness.asked.log import log_findings
+from cdc_assets.readiness.asked.markers import marker_findings
+from cdc_assets.readiness.asked.signals import signal_findings
+from cdc_assets.readiness.queries import lag_findings
 from cdc_assets.readiness.source.enrolment import Facts, facts_of
 from cdc_assets.readiness.source.left import left_findings, new_findings
 from cdc_assets.readiness.source.now import review
@@ -31,6 +34,7 @@ from cdc_assets.readiness.source.record import Recorded
 from cdc_assets.readiness.source.restart_record import compare_slot
 from cdc_assets.readiness.source.roles import role_findings
 from cdc_assets.readiness.source.tables import table_findings
+from cdc_assets.readiness.standby import standby_findings
 
 # The first minor versions whose decoding sees a table added to a publication at once, whatever
 # transactions are under way.
@@ -55,14 +59,19 @@ def preflight(
     """
     wanted = config.tables if tables is None else tables
     facts = facts_of(connection, config, [table.id for table in wanted])
-    objects = [*_objects(connection, config, store, record=record)] if config.streams else []
+    objects = [*_objects(connection, config, store, record=record)] if config.decodes else []
     # The record knows why a table isn't there: it needn't be created.
     explained = {f.table for f in objects if f.code in ("table_dropped", "table_renamed")}
     return [
-        *_server(connection, config.streams, dsn, standby=record),
+        *_server(connection, config, dsn, standby=record),
         *role_findings(connection, config),
         *objects,
-        *(signal_findings(connection, config) if config.streams else ()),
+        *(signal_findings(connection, config) if config.decodes else ()),
+        *marker_findings(connection, config),
+        *lag_findings(connection, config),
+        *(_before_a_slot(connection, config) if config.log is not None else ()),
+        *(_beside(connection, config, store) if config.log is not None and record else ()),
+        *log_findings(config, store, facts.tables),
         *(
             replace(finding, table=table.name)
             for table in wanted
@@ -95,7 +104,9 @@ def _one(connection: Connection, query: str, *params: object) -> Any:
     return row[0] if row else None
 
 
-def _server(connection: Connection, streams: bool, dsn: str, *, standby: bool) -> Iterator[Finding]:
+def _server(
+    connection: Connection, config: SourceConfig, dsn: str, *, standby: bool
+) -> Iterator[Finding]:
     version = connection.info.server_version
     name = _one(connection, "select current_setting('server_version')")
     if version < OLDEST:
@@ -114,8 +125,22 @@ def _server(connection: Connection, streams: bool, dsn: str, *, standby: bool) -
         )
     else:
         yield Finding("server_version", "info", f"Postgres {name}.", "")
-    if not streams:
-        return
+    if config.publishes:
+        yield from _decoding(connection, config, standby=standby)
+    if config.streams and dsn and pools_transactions(connection, dsn):
+        yield Finding(
+            "pooler",
+            "error",
+            "the source is reached through a transaction pooler: exported snapshots and session"
+            " locks don't survive there, and it can't stream.",
+            "Give the database's own address in postgres.dsn.",
+        )
+
+
+def _decoding(connection: Connection, config: SourceConfig, *, standby: bool) -> Iterator[Finding]:
+    """Findings about a server whose changes come by a slot."""
+    version = connection.info.server_version
+    name = _one(connection, "select current_setting('server_version')")
     if version % 10000 < STALE_RELATIONS.get(version // 10000, 0):
         yield Finding(
             "server_minor_version",
@@ -133,20 +158,14 @@ def _server(connection: Connection, streams: bool, dsn: str, *, standby: bool) -
             "alter system set wal_level = logical; -- then restart the server; on RDS and Aurora"
             " rds.logical_replication = 1, on Cloud SQL cloudsql.logical_decoding = on",
         )
-    if standby and _one(connection, "select pg_is_in_recovery()"):
+    yield from standby_findings(connection, config)
+    if standby and not config.postgres.standby and _one(connection, "select pg_is_in_recovery()"):
         yield Finding(
             "in_recovery",
             "error",
             "this server is a standby: it has no publication of its own to create.",
-            "Give the primary's address in postgres.dsn.",
-        )
-    if dsn and pools_transactions(connection, dsn):
-        yield Finding(
-            "pooler",
-            "error",
-            "the source is reached through a transaction pooler: exported snapshots and session"
-            " locks don't survive there, and it can't stream.",
-            "Give the database's own address in postgres.dsn.",
+            "Give the primary's address in postgres.dsn; or, from Postgres 16 on, stream from the"
+            " standby: postgres.standby: true.",
         )
     keep = _one(connection, "select current_setting('max_slot_wal_keep_size')")
     if keep == "-1":
@@ -200,7 +219,7 @@ def _before_a_slot(connection: Connection, config: SourceConfig) -> Iterator[Fin
     """Findings that would keep a slot from being made."""
     by_slot = any(config.pin_by(table.id) == "slot" for table in config.tables)
     # The slot, and a temporary one for tables added later.
-    yield from _free_slots(connection, 2 if by_slot else 1)
+    yield from _free_slots(connection, config.decodes + by_slot)
     old = {"old": LONG_TRANSACTION_SECONDS}
     rows = connection.execute(_LONG_TRANSACTIONS, old).fetchall()
     if not _one(connection, "select pg_has_role('pg_read_all_stats', 'usage')"):
@@ -268,7 +287,8 @@ def _objects(
             "",
         )
         yield from _headroom(slot)
-        if connection.info.server_version >= FAILOVER_SLOTS and not slot.failover:
+        knows = connection.info.server_version >= FAILOVER_SLOTS and not on_standby(connection)
+        if knows and not slot.failover:
             yield Finding(
                 "slot_failover",
                 "warning",
@@ -286,21 +306,27 @@ def _objects(
         by_slot = {table.id for table in config.tables if config.pin_by(table.id) == "slot"}
         waits = not by_slot <= pinned
         yield from _free_slots(connection, 1, "error" if waits else "warning")
-    yield from left_findings(connection, config, store)
-    yield from new_findings(connection, config)
+    yield from _beside(connection, config, store)
     if store is not None:
-        if (since := dropped_since(store)) is not None:
-            yield Finding(
-                "source_dropped",
-                "error",
-                f"source {store.source} was dropped at {since}.",
-                "Take its configuration out; or cdc-assets resume: it copies every table anew.",
-            )
         found, _ = review(connection, config, store)
         yield from (f for f in found.source if f.code != "in_recovery")  # reported above
         yield from (replace(finding, table=str(row.table)) for row, finding in found.tables)
     elif slot is not None:
         yield from compare_slot(Recorded(None), slot, _database(connection), config.slot)
+
+
+def _beside(
+    connection: Connection, config: SourceConfig, store: LogStore | None
+) -> Iterator[Finding]:
+    yield from left_findings(connection, config, store)
+    yield from new_findings(connection, config)
+    if store is not None and (since := dropped_since(store)) is not None:
+        yield Finding(
+            "source_dropped",
+            "error",
+            f"source {store.source} was dropped at {since}.",
+            "Take its configuration out; or cdc-assets resume: it copies every table anew.",
+        )
 
 
 def _database(connection: Connection) -> str:

@@ -20,6 +20,7 @@ from cdc_assets.postgres.publication.identity import remedy, sentence
 from cdc_assets.postgres.publication.shape import refuse_partial_publication
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.types import mapping
+from cdc_assets.readiness.queries import query_findings
 from cdc_assets.readiness.source.enrolment import (
     Facts,
     lake_names,
@@ -44,7 +45,8 @@ def table_findings(
     if isinstance(found, TableProblem):
         yield _error("table_missing", found)
         return
-    follows = config.streams
+    follows = config.decodes
+    yield from query_findings(connection, config, table, found, facts.unseen.get(found.oid))
     identity = [*_identity(connection, config, table, found, facts)] if follows else []
     yield from identity
     yield from _by_catalogs(found, table, facts)
@@ -78,7 +80,7 @@ def table_findings(
             f"{table.name} is copied under one snapshot, and not incrementally: {why}.",
             "While it is copied, VACUUM keeps what was deleted meanwhile.",
         )
-    if follows and config.pin_by(found.id) == "lock" and not (in_parts and why is None):
+    if config.publishes and config.pin_by(found.id) == "lock" and not (in_parts and why is None):
         yield from unlockable(connection, {found.oid: found.id}).values()
     generated = [c.name for c in left_out if c.generated and c.name not in table.columns.exclude]
     if generated:
@@ -187,7 +189,7 @@ def obstacles(
     if isinstance(found, TableProblem):
         yield _error("table_missing", found)
         return
-    if config.streams:
+    if config.decodes:
         about = (connection, config, facts, found)
         yield from _refused("replica_identity", without_identity, *about)
     yield from _by_catalogs(found, table, facts)

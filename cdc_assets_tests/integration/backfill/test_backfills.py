@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from contextlib import ExitStack
 from typing import Any
 
 import psycopg
@@ -27,9 +26,9 @@ from cdc_assets_tests.support.backfills import (
     backfilled,
     carried_out,
     damage,
+    lose,
 )
 from cdc_assets_tests.support.lake import Lake, NewLake
-from cdc_assets_tests.support.synchronous import hanging_commits
 
 pytestmark = pytest.mark.spark
 
@@ -235,29 +234,6 @@ def test_a_table_that_is_copied_anew_ends_its_backfill(
         backfilled(source)
     source.catch_up(T)
     assert source.equal(T)
-
-
-def lose(monkeypatch: pytest.MonkeyPatch, source: Lake, postgres: str) -> None:
-    """A backfill whose rows are read while the COMMIT of a change of one hangs."""
-    for session in (source.source, source.pipeline.store.connection):
-        session.execute("set synchronous_commit = local")
-    with ExitStack() as stack:
-        read = reader.Readers
-
-        def hanging(*about: Any) -> Any:
-            stack.enter_context(hanging_commits(postgres, "update t set v = 'new' where id = 7"))
-            return read(*about)
-
-        monkeypatch.setattr(carrying, "Readers", hanging)
-        number = request(source.pipeline, T).number
-
-        def told(what: str) -> None:
-            if what.startswith("it waits for transactions"):  # to read what the change left out
-                stack.close()
-
-        done = carried_out(source, number, on_progress=told)
-        assert done.state == "done" and done.read == 300
-    source.catch_up(T)
 
 
 def test_a_commit_that_hangs_while_its_row_is_read_is_not_undone(

@@ -11,8 +11,8 @@ from psycopg import sql
 from cdc_assets.log import backfills as record
 from cdc_assets.operations.signals import bring_signals, take_signals
 from cdc_assets.postgres.session.connect import connect
-from cdc_assets.readiness import signals
-from cdc_assets.readiness.signals import MOST, signal_findings
+from cdc_assets.readiness.asked import signals
+from cdc_assets.readiness.asked.signals import MOST, signal_findings
 from cdc_assets_tests.support.backfills import carried_out, damage
 from cdc_assets_tests.support.lake import Lake
 

@@ -51,7 +51,7 @@ def bash(script: str, folder: Path) -> str:
     [
         (["veri"], ["verify"]),
         (["mat"], ["materialize"]),
-        (["drop-"], ["drop-source", "drop-table"]),
+        (["drop-"], ["drop-group", "drop-source", "drop-table"]),
         (["config", "s"], ["schema"]),
         (["sync", "--js"], ["--json"]),
         (["resync", "public.o"], ["public.orders"]),

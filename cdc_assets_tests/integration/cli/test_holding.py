@@ -56,12 +56,14 @@ def test_it_ends_at_once_while_it_waits_for_transactions(source: Bench, tmp_path
 
 def test_it_says_so_if_its_session_ends(source: Bench, tmp_path: Path) -> None:
     source.execute(PLAIN)
-    ends = (
-        "select pg_terminate_backend(pid) from pg_stat_activity"
+    ended = (
+        "select count(pg_terminate_backend(pid)) from pg_stat_activity"
         " where application_name like 'cdc_assets % pin' and state = 'idle in transaction'"
     )
     with holding(source, tmp_path) as held:
-        wait_for(lambda: source.execute(ends), 60)
+        assert held.stderr is not None
+        assert any(line.startswith(b"It is held until") for line in held.stderr)
+        assert source.execute(ended) == [(1,)]
         _, said = held.communicate(timeout=30)
         assert held.returncode == 1
         assert b"isn't held any more" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +13,10 @@ import pytest
 
 from cdc_assets.config.source import parse_config
 from cdc_assets.dagster.assets import lake
-from cdc_assets.dagster.build import build_defs
-from cdc_assets.dagster.sensors import sessions
-from cdc_assets.flusher.flusher import run as flush
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.process import children
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.integration.dagster.world import World
+from cdc_assets_tests.integration.dagster.world import World, running
 
 
 @pytest.fixture
@@ -86,13 +82,5 @@ def _world(
         },
         "test",
     )
-    stop = threading.Event()
-    flusher = threading.Thread(target=flush, args=(config,), kwargs={"stop": stop})
-    flusher.start()
-    try:
-        yield World(config, build_defs(config), instance, client, flusher, stop)
-    finally:
-        stop.set()
-        flusher.join(30)
-        sessions.close_all()
-        client.close()
+    with running(config, instance, client) as made:
+        yield made

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,10 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.execution.api import create_execution_plan, execute_run
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.names import TableAssets, all_tables
+from cdc_assets.dagster.sensors import sessions
+from cdc_assets.flusher.flusher import run as flush
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.snapshot.coordinator import copy_table
@@ -117,6 +121,23 @@ class World:
     def materializations(self, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
         records = self.instance.fetch_materializations(key, limit=1000).records
         return [r.asset_materialization for r in records if r.asset_materialization is not None]
+
+
+@contextmanager
+def running(
+    config: SourceConfig, instance: dg.DagsterInstance, client: psycopg.Connection[Any]
+) -> Iterator[World]:
+    """The source with its flusher, for the length of the block."""
+    stop = threading.Event()
+    flusher = threading.Thread(target=flush, args=(config,), kwargs={"stop": stop})
+    flusher.start()
+    try:
+        yield World(config, build_defs(config), instance, client, flusher, stop)
+    finally:
+        stop.set()
+        flusher.join(30)
+        sessions.close_all()
+        client.close()
 
 
 def materialized(world: World) -> bool:

@@ -174,6 +174,40 @@ def test_who_waits_for_its_turn_is_alive_and_not_ready(source: Bench) -> None:
         assert verdict(port, "/ready") == (503, told)
 
 
+def test_who_has_lost_its_turn_tells_nothing_old_of_the_source(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc_assets.flusher.flusher.LOCK_SECONDS", 0.05)
+    source.execute("create table t (id int primary key)")
+    port = free_port()
+    other = source.config("public.t", flush_interval="50ms")
+    with streaming(configured(source, "public.t", port=port)) as first, flushing(other) as second:
+        wait_for(lambda: second.state == "waiting")
+        wait_for(lambda: scraped(port, source.name)["flusher_retained_wal_bytes",] > 0)
+
+        def has_lost() -> bool:
+            if (first.state, second.state) == ("streaming", "waiting"):
+                source.terminate("flusher")
+            return first.waits
+
+        wait_for(has_lost)
+        wait_for(lambda: not scraped(port, source.name)["flusher_retained_wal_bytes",])
+        found = scraped(port, source.name)
+        assert found["flusher_lag_seconds",] == found["flusher_lag_bytes",] == 0
+        assert found["flusher_wal_status", "reserved"] == 0
+
+
+def test_who_only_holds_pins_tells_nothing_of_a_stream(source: Bench) -> None:
+    source.execute("create table t (id int primary key)")
+    port = free_port()
+    settings = source.settings("public.t") | {"metrics": {"port": port}}
+    config = parse_config(settings | {"snapshot": {"mode": "snapshot_only"}}, "test")
+    with flushing(config):
+        wait_for(lambda: is_ready(port))
+        wait_for(lambda: scraped(port, source.name)["coordination_up",] == 1)
+        assert not [key for key in scraped(port, source.name) if key[0].startswith("flusher")]
+
+
 def test_a_loop_that_stands_still_is_not_alive() -> None:
     progress = Progress()
     source = {"name": "s", "postgres": {"dsn": "postgresql://h/d"}, "tables": [{"name": "t"}]}

@@ -110,10 +110,12 @@ def test_no_port_no_endpoint_and_a_taken_one_stops_nobody(
         source.flush(config)
         with flushing(config) as progress:
             wait_for(lambda: "metrics can't be served" in caplog.text)
+            wait_for(lambda: "metrics port" in told(config).get("troubles", {}))
             source.execute("insert into t values (1)")
             wait_for(lambda: progress.rows == 1)
             taken.close()
             wait_for(lambda: _answers(source, port))
+            wait_for(lambda: "metrics port" not in told(config)["troubles"])
             assert scraped(port, source.name)["flusher_changes_total", "insert"] == 1
     with pytest.raises(OSError, match="refused"):
         scraped(port, source.name)

@@ -22,7 +22,7 @@ from cdc_assets.readiness.surroundings import review
 from cdc_assets_tests.support.lake import NewLake
 from cdc_assets_tests.support.s3 import REGION, ObjectStore
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.aws]
 
 T = TableId("public", "t")
 SETUP = (

@@ -81,6 +81,7 @@ def test_a_request_that_is_signed_otherwise_is_refused(
             assert server.refused
 
 
+@pytest.mark.aws
 def test_keys_that_the_catalog_lends(
     postgres_dsn: NewDatabase,
     tmp_home: Path,

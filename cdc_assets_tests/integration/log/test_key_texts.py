@@ -37,19 +37,24 @@ def test_tables_that_were_copied_before_keys_had_other_texts_are_parked_and_no_o
             made.execute("delete from _pg2iceberg.schema_version where version >= 23")
             made.execute(
                 "alter table _pg2iceberg.claims drop column problem, drop column problem_since;"
+                " alter table _pg2iceberg.mat_cursor drop column copy, drop column snapshot_id;"
                 " alter table _pg2iceberg.tables"
                 " drop column masks, drop column mask_numbers, drop column mask_wish,"
                 " drop column filter_wanted, drop column row_filter, drop column filter_wish,"
-                " drop column log_from;"
+                " drop column log_from, drop column copied_chunks, drop column copied_rows,"
+                " drop column copied_at;"
                 " alter table _pg2iceberg.pins drop column held,"
                 " drop column server_started, drop column read_lsn;"
                 " alter table _pg2iceberg.snapshot_progress"
                 " drop column read_lsn, drop column database;"
-                " alter table _pg2iceberg.verified_samples drop column round_began;"
+                " alter table _pg2iceberg.verified_samples drop column round_saw;"
+                " alter table _pg2iceberg.query_watermarks drop column epoch, drop column rule,"
+                " drop column bound, drop column level, drop column level_at,"
+                " add column watermark text;"
                 " drop table _pg2iceberg.held_tables, _pg2iceberg.signals,"
                 " _pg2iceberg.backfill_chunks,"
                 " _pg2iceberg.backfills, _pg2iceberg.marked_tables, _pg2iceberg.marks,"
-                " _pg2iceberg.work_done"
+                " _pg2iceberg.work_done, _pg2iceberg.markers"
             )
             LogStore.open(made.dsn, made.name, "_pg2iceberg").close()
             return {name.removeprefix("public.") for name in made.parked()}

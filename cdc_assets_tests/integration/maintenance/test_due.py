@@ -15,8 +15,14 @@ from cdc_assets.dagster.checks.sample import NAME
 from cdc_assets.dagster.names import all_tables, run_tags
 from cdc_assets.log.session import LogSession
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.verified import compared_at_rest, remember_compared, remember_missed
-from cdc_assets.maintenance.compact import Busy
+from cdc_assets.log.verified import (
+    compared_at_rest,
+    note_written,
+    remember_compared,
+    remember_missed,
+    version,
+)
+from cdc_assets.maintenance.compact import NOT_COMPACTED, Busy, Compacted
 from cdc_assets.maintenance.due import due
 from cdc_assets.marks.make import mark
 from cdc_assets.pipeline import Pipeline
@@ -41,18 +47,16 @@ def _due(source: Lake, pipeline: Pipeline | None = None) -> set[TableId]:
 
 def _later(source: Lake, interval: str) -> None:
     """So long later: what was noted was noted so long ago."""
-    both = (
-        f"to_jsonb(split_part(value, ' ', {n})::timestamptz - interval '{interval}') #>> '{{}}'"
-        for n in (1, 2)
-    )
+    until = f"split_part(value, ' ', 2)::timestamptz - interval '{interval}'"
     source.execute(
-        f"update _pg2iceberg.pipeline_meta set value = concat_ws(' ', {', '.join(both)},"
-        " split_part(value, ' ', 3)) where key like 'maintenance.cared:%'"
+        "update _pg2iceberg.pipeline_meta set value = concat_ws(' ', split_part(value, ' ', 1),"
+        f" to_jsonb({until}) #>> '{{}}', split_part(value, ' ', 3))"
+        " where key like 'maintenance.cared:%'"
     )
 
 
 def compared_now(store: LogStore, table: TableId, share: float, **found: int) -> None:
-    remember_compared(store, table, share, began=store.server_now(), **found)
+    remember_compared(store, table, share, saw=version(store, table), **found)
 
 
 def _ended(tags: dict[str, str], status: dg.DagsterRunStatus) -> dg.DagsterRun:
@@ -74,6 +78,36 @@ def test_care_is_due_after_a_merge_and_once_a_day(source: Lake) -> None:
     assert _due(source) == set()
     _later(source, "24 hours")
     assert _due(source) == {M, P}
+
+
+@pytest.mark.parametrize("of", ["mat_cursor", "tables"])
+def test_a_change_is_seen_whatever_the_coordination_servers_clock_says(
+    source: Lake, of: str
+) -> None:
+    """As of a clock that was set back, or of a transaction that is open while others look."""
+    source.execute("update m set v = 'changed' where id = 1")
+    source.catch_up(M)
+    maintained(source, source.pipeline)
+    compared_now(source.pipeline.store, M, 0.0)
+    source.execute(
+        f"update _pg2iceberg.{of} set updated_at = updated_at - interval '1 hour'"
+        f" where table_name = '{M}'"
+    )
+    assert _due(source) == {M}
+    assert compared_at_rest(source.pipeline.store, HALF_A_DAY) == set()
+
+
+def test_rows_written_in_the_midst_of_care_are_cared_for(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written_meanwhile(*_: object, **__: object) -> Compacted:
+        note_written(source.pipeline.store, M)
+        return NOT_COMPACTED
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cdc_assets.maintenance.run.compact", written_meanwhile)
+        maintained(source, source.pipeline, M)
+    assert M in _due(source)
 
 
 def test_care_by_other_settings_is_due(source: Lake) -> None:
@@ -106,7 +140,7 @@ def test_snapshots_that_are_too_many_are_looked_at_once_they_are_old(source: Lak
         assert maintained(source, pipeline)[M].snapshots > 1
         assert _due(source, pipeline) == set()
         _later(source, "10 minutes")
-        assert _due(source, pipeline) == {M, P}
+        assert _due(source, pipeline) == {M}
 
 
 def test_snapshots_that_tags_keep_are_not_looked_at_again_and_again(
@@ -120,10 +154,9 @@ def test_snapshots_that_tags_keep_are_not_looked_at_again_and_again(
             mark(source.pipeline, source.session, f"m{number}")
         monkeypatch.setattr(LogSession, "server_now", lambda log: now(log) + timedelta(days=2))
         assert maintained(source, pipeline)[M].snapshots > 1
-        key = f"maintenance.cared:{M}"
-        began, until, _ = (source.pipeline.store.meta(key) or "").split()
-        rests = datetime.fromisoformat(until) - datetime.fromisoformat(began)
-        assert rests == timedelta(days=1)
+        _, until, _ = (source.pipeline.store.meta(f"maintenance.cared:{M}") or "").split()
+        rests = datetime.fromisoformat(until) - source.pipeline.store.server_now()
+        assert timedelta(hours=23) < rests <= timedelta(days=1)
 
 
 def test_rows_that_were_repaired_are_cared_for(source: Lake) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,20 @@ def test_tags_outlive_expiry_compaction_a_schema_change_and_a_copy_anew(source: 
     made(source, "later")
     assert sums(source, "later")[0] == 165
     assert sums(source, "kept") == [100, 50]
+
+
+def test_snapshots_that_marks_keep_are_not_taken_for_expired_again_and_again(
+    source: Lake,
+) -> None:
+    settings = source.config.maintenance.__dict__["keep_snapshots"]
+    settings.__dict__.update(count=1, age=timedelta(0))
+    for number in range(2):
+        made(source, f"m{number}")
+        source.execute(f"insert into a values ({number + 10}, 10)")
+        source.catch_up()
+    list(maintain(source.pipeline, lambda: source.session, [A]))
+    [again] = maintain(source.pipeline, lambda: source.session, [A])
+    assert (again.expired.snapshots, again.snapshots) == (0, 3)
 
 
 @pytest.mark.parametrize("mode", ["append", "soft_delete"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import dagster as dg
@@ -38,7 +39,7 @@ def backend() -> Iterator[Inbox]:
 
 @pytest.fixture
 def source(new_lake: NewLake, backend: Inbox) -> Iterator[Lake]:
-    lineage = {"url": f"http://127.0.0.1:{backend.port}", "api_key": "sesame", "every": "30s"}
+    lineage = {"url": f"http://127.0.0.1:{backend.port}/open", "api_key": "sesame", "every": "30s"}
     masked = {"name": "public.t", "columns": {"mask": {"email": "redact"}}}
     with new_lake(SETUP, masked, ODD, openlineage=lineage) as opened:
         yield opened
@@ -73,7 +74,8 @@ def test_a_copy_and_the_merges_after_it_are_told_with_their_lineage(
     source.copy()
     tick(source)
     [complete] = [e for e in backend.received if "public.t" in e["job"]["name"]]
-    assert (complete["eventType"], backend.requests[-1][1]) == ("COMPLETE", "Bearer sesame")
+    assert complete["eventType"] == "COMPLETE"
+    assert backend.requests[-1] == ("/open/api/v1/lineage", "Bearer sesame")
     [given], [made] = complete["inputs"], complete["outputs"]
     assert given["name"] == f"{source.source.info.dbname}.public.t"
     assert given["namespace"].startswith("postgres://")
@@ -88,27 +90,37 @@ def test_a_copy_and_the_merges_after_it_are_told_with_their_lineage(
     assert made["outputFacets"]["outputStatistics"]["rowCount"] == 7
 
     shown(backend)
+    before = source.pipeline.store.server_now()
     tick(source)
     assert shown(backend) == []
-    source.execute("insert into t values (8, 'x'); delete from t where id < 3")
-    source.catch_up()
+    for statement in ("insert into t values (8, 'x')", "delete from t where id < 3"):
+        source.execute(statement)
+        source.catch_up()
+    # As care does, some time later.
+    source.pipeline.store.connection.execute(
+        "delete from log_index where table_name = 'public.t' and row_count = 1"
+    )
     tick(source)
     started, merged = backend.received
     assert started["run"]["runId"] == merged["run"]["runId"]
+    assert before < datetime.fromisoformat(started["eventTime"]), "since the last look"
     assert started["eventTime"] < merged["eventTime"]
     assert merged["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
     assert merged["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 3
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(403, "HTTPError 403"), (503, "HTTPError 503"), (301, "TooManyRedirects 301")],
+)
 def test_a_backend_that_is_away_holds_nothing_up_and_is_told_later(
-    source: Lake, backend: Inbox
+    source: Lake, backend: Inbox, status: int, said: str
 ) -> None:
     source.pin()
     source.copy()
-    backend.refusals, backend.status = 1, 403
-    with pytest.raises(
-        EnvironmentProblem, match=r"didn't take an event: HTTPError 403."
-    ) as problem:
+    backend.refusals, backend.status = 1, status
+    backend.retry_after, backend.location = 3600, f"http://127.0.0.1:{backend.port}/there"
+    with pytest.raises(EnvironmentProblem, match=rf"didn't take an event: {said}\.") as problem:
         tick(source)
     assert "127.0.0.1" not in str(problem.value), "an address may have a secret in it"
     assert told(source.pipeline.store) == {}

@@ -16,8 +16,9 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ReplicationLost, SlotBusy
 from cdc_assets.flusher.flusher import run
 from cdc_assets.log.states import TableState
-from cdc_assets.pins import by_lock, pins, taking
+from cdc_assets.pins import pins, taking
 from cdc_assets.pins.pins import Pins
+from cdc_assets.pins.ways import by_lock
 from cdc_assets.postgres import slots
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.slots import current_lsn

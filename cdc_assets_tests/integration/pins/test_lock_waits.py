@@ -15,7 +15,7 @@ import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.log.states import TableState
-from cdc_assets.pins import by_lock
+from cdc_assets.pins.ways import by_lock
 from cdc_assets_tests.integration.pins.pinning import PARTED, PLAIN, T, V, pinning, stranger
 from cdc_assets_tests.support.flusher import Bench, bench
 from cdc_assets_tests.support.threads import beside

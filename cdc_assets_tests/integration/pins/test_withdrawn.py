@@ -174,3 +174,19 @@ def test_a_renamed_table_is_withdrawn_too(source: Bench) -> None:
         guarding.guard(own, pipeline.config, pipeline.store)
     assert published(source) == set()
     write(source, "former_t", "s.u")
+
+
+def test_the_table_of_markers_is_withdrawn_once_postgres_refuses_its_changes(
+    source: Bench,
+) -> None:
+    source.execute("create table t (id int primary key, v int); insert into t values (1, 1)")
+    source.execute("create table cdc_markers (marker uuid primary key, name text)")
+    settings = {**source.settings(), "tables": ["t"], "markers": {"table": "cdc_markers"}}
+    config = parse_config(settings, "test")
+    source.flush(config)
+    assert published(source) == {"t", "cdc_markers"}
+    source.execute("alter table cdc_markers drop constraint cdc_markers_pkey")
+    with Pipeline.open(config) as pipeline, pipeline.connect_source("guard") as own:
+        guarding.guard(own, pipeline.config, pipeline.store)
+    assert published(source) == {"t"}
+    source.execute("delete from cdc_markers")

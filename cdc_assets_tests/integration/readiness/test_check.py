@@ -309,9 +309,9 @@ def test_databases_that_cannot_be_reached(ready: str, unused_port: int) -> None:
 def test_a_coordination_schema_of_a_newer_version(ready: str) -> None:
     with psycopg.connect(ready, autocommit=True) as source:
         source.execute(
-            "create schema _pg2iceberg; create table _pg2iceberg.schema_version"
-            " (version int primary key, applied_at timestamptz default now());"
-            " insert into _pg2iceberg.schema_version values (999)"
+            "create schema _pg2iceberg; set search_path to _pg2iceberg; create table schema_version"
+            " as select 999 as version, now() as applied_at;"
+            " create table pipeline_meta (source text, key text, value text)"
         )
     assert "Upgrade cdc_assets" in found(config_of(ready))["coordination_newer"].remedy
     with psycopg.connect(ready, autocommit=True) as source:
@@ -388,8 +388,9 @@ def test_a_spark_of_other_versions(
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "9.9.9")  # here, not there
     named = found(config)
     assert "3.5 is needed" in named["spark_version"].message
-    assert f"it has {theirs}" in named["spark_python"].message
-    assert "spark.pyspark.python" in named["spark_python"].remedy
+    assert f"cdc-assets {theirs} (" in named["spark_python"].message
+    assert "instead of 9.9.9" in named["spark_python"].message
+    assert "spark.sql.execution.pyspark.python" in named["spark_python"].remedy
 
 
 def test_the_ui_has_the_check_on_every_source_table(ready: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -66,14 +67,18 @@ def opened(
 
 
 @contextmanager
-def writing(source: Lake) -> Iterator[list[int]]:
-    """A client that changes t, and inserts into a; how often it did."""
-    done = [0]
+def writing(source: Lake, dsn: str = "", *, most: float = inf) -> Iterator[list[int]]:
+    """A client that changes t, and inserts into a; how often it did.
+
+    ``dsn``: of the primary, if the source is a standby. ``most``: how often it does at all, where
+    what is tested merges all that came meanwhile, again and again: a slow machine never ends that.
+    """
+    done, dsn = [0], dsn or source.pipeline.source_dsn
 
     def work(stop: threading.Event) -> None:
-        writer = Writer(source.pipeline.source_dsn, 7)
-        with psycopg.connect(source.pipeline.source_dsn, autocommit=True) as session:
-            while not stop.wait(0.002):
+        writer = Writer(dsn, 7)
+        with psycopg.connect(dsn, autocommit=True) as session:
+            while done[0] < most and not stop.wait(0.002):
                 writer.change(1)
                 session.execute("insert into a (v) values ('x')")
                 some = 1 + done[0] % 60000

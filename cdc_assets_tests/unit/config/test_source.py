@@ -39,6 +39,11 @@ def test_everything_has_a_default_but_the_tables() -> None:
         ({"tables": []}, ["tables"]),
         ({"tables": [{"name": "a b"}]}, ["tables[a b].name", "'a b' is not a table name"]),
         ({"tables": [{"name": "a"}, {"name": "public.a"}]}, ["public.a stands twice"]),
+        ({"markers": {"table": "orders"}, "tables": ["orders"]}, ["markers.table", "too"]),
+        (
+            {"markers": {"table": "m"}, "snapshot": {"mode": "snapshot_only"}},
+            ["markers.table", "nothing is streamed"],
+        ),
         ({"tables": [{"name": '"A"'}, {"name": "a"}]}, ["would both become", "with as:"]),
         ({"postgres": {}}, ["postgres", "dsn", "embedded"]),
         ({"postgres": {"dsn": "${CDC_NOT_SET}"}}, ["CDC_NOT_SET", "not set"]),

@@ -32,7 +32,7 @@ def test_no_run_is_asked_for_in_quiet_times() -> None:
         assert len(materializer.to_merge([look], active=False, proven=True)) == asked
 
 
-def test_a_table_that_others_changed_is_told_and_gets_no_heartbeat() -> None:
+def test_a_quiet_table_gets_a_heartbeat_or_a_run_for_its_mark_unless_others_changed_it() -> None:
     given = {"name": "src", "postgres": {"dsn": "postgresql://nowhere/db"}, "tables": ["t"]}
     names = TableAssets(parse_config(given, "test"), TableId("public", "t"))
     status = TableStatus(
@@ -41,6 +41,9 @@ def test_a_table_that_others_changed_is_told_and_gets_no_heartbeat() -> None:
     level = materializer.Look(names, status, 3_600.0)
     held_up = replace(level, status=replace(status, problem="somebody else changed it"))
     assert materializer.due([level], proven=True) == [level]
+    assert materializer.to_merge([level], active=False, proven=True) == ()
+    marked = replace(level, marked=True)  # nothing of it waits, but a mark waits for it
+    assert materializer.to_merge([marked], active=False, proven=False) == (names,)
     assert materializer.due([held_up], proven=True) == []
     said = materializer._sentence([level, held_up], active=False, waits=False, proven=True)
     assert said == "somebody else changed it"

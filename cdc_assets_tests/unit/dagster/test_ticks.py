@@ -18,7 +18,7 @@ from dagster._serdes import deserialize_value, serialize_value
 
 from cdc_assets.config.source import parse_config
 from cdc_assets.dagster.names import FAILED_TAG, SEVERAL, TABLE_TAG, TableAssets, run_tags
-from cdc_assets.dagster.sensors import checks, flusher, materializer, sessions, snapshot
+from cdc_assets.dagster.sensors import checks, flusher, materializer, runs, sessions, snapshot
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, UnderWay
 from cdc_assets.dagster.sensors.runs import PastRun, delay_seconds, failures_in_a_row, wait_seconds
 from cdc_assets.log.copies.chunks import ChunkProgress
@@ -233,7 +233,7 @@ def test_a_backlog_gets_a_run_unless_one_is_active_or_the_table_backs_off() -> N
 def test_a_run_is_relieved_soon_where_a_table_waits_for_its_end() -> None:
     other = dg.AssetKey("other")
     run = dg.DagsterRun(job_name="j", asset_selection=frozenset({NAMES.lake}))
-    awaited = materializer._is_awaited
+    awaited = runs.is_awaited
     assert not awaited(run, {NAMES.lake})
     assert awaited(run, {NAMES.lake, other})  # one that was parked, paused or failing at its launch
     assert not awaited(dg.DagsterRun(job_name="j"), {other})  # it serves all
@@ -288,14 +288,6 @@ def test_a_table_that_may_be_old_gets_fewer_heartbeats() -> None:
     for seconds, is_due in ((1769.0, False), (1770.0, True)):
         look = replace(_look(reported=seconds), names=names)
         assert bool(materializer.due([look], proven=True)) is is_due
-
-
-def test_the_log_is_level_once_it_reaches_where_the_wal_ended() -> None:
-    assert materializer.reaches(Lsn(0x2000), Lsn.parse("0/2000"))
-    assert materializer.reaches(Lsn(0x2000), Lsn.parse("0/2018"))  # a page's header, no transaction
-    assert not materializer.reaches(Lsn(0x2000), Lsn.parse("0/2030"))
-    assert not materializer.reaches(None, Lsn.parse("0/2000"))
-    assert not materializer.reaches(Lsn(0x2000), None)
 
 
 @pytest.mark.parametrize("apart", [PACE_SECONDS, 20.0, 2.0 * PACE_SECONDS])

@@ -7,8 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cdc_assets.observe.openlineage.datasets import place_of
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.errors import ConfigurationError
+from cdc_assets.observe.openlineage.datasets import place_of, server_of
 from cdc_assets.observe.openlineage.steps import Told, steps
+from cdc_assets.observe.openlineage.teller import client_of
 from cdc_assets.observe.status import TableStatus
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -67,10 +70,10 @@ def test_what_was_merged_until_a_table_was_parked_is_told_beside_the_reason() ->
     assert found[0].run == found[1].run != found[2].run == found[3].run
 
 
-def test_a_run_lasts_from_the_look_before_and_names_its_offsets() -> None:
+def test_a_run_lasts_from_the_look_before_and_has_the_changes_of_its_offsets() -> None:
     start, complete = steps(STREAMS, replace(TOLD, offset=15), NOW)
     assert (start.at, complete.at) == (NOON, NOW)
-    assert start.offsets == complete.offsets == (15, 20)
+    assert (start.rows, complete.rows) == (None, 5)
     assert [s.at for s in steps(STREAMS, None, NOW)] == [NOW, NOW]
 
 
@@ -91,3 +94,38 @@ def test_what_was_told_is_read_as_it_was_written() -> None:
 )
 def test_a_lake_table_has_the_name_that_spark_gives_it(uri: str, expected: tuple[str, str]) -> None:
     assert place_of(uri) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("localhost", "5432")),
+        ({"host": "db.example.com", "hostaddr": "10.0.0.5"}, ("db.example.com", "5432")),
+        ({"host": "a,b", "port": "6432,6433"}, ("a", "6432")),
+        ({"hostaddr": "10.0.0.5"}, ("10.0.0.5", "5432")),
+        ({"host": "/var/run/postgresql"}, ("localhost", "5432")),
+        ({"host": "::1"}, ("[::1]", "5432")),
+    ],
+)
+def test_a_source_has_the_name_that_others_give_its_server(
+    given: dict[str, str], expected: tuple[str, str]
+) -> None:
+    assert server_of(given) == expected
+
+
+def configured(**openlineage: str) -> SourceConfig:
+    source = {"name": "s", "postgres": {"dsn": "postgresql://h/d"}, "tables": [{"name": "t"}]}
+    return parse_config(source | {"openlineage": openlineage}, "test")
+
+
+@pytest.mark.parametrize("url", ["https://h:port/s3cret", "https://[::1/s3cret", "https:///s3cret"])
+def test_an_address_that_is_none_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"openlineage\.url") as problem:
+        client_of(configured(url=url))
+    assert "s3cret" not in str(problem.value)
+
+
+def test_a_key_that_no_header_can_have_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="api_key") as problem:
+        configured(url="https://h", api_key="s3cret\n")
+    assert "s3cret" not in str(problem.value)

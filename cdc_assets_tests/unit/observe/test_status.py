@@ -11,6 +11,7 @@ import pytest
 from cdc_assets.log.locks import LockWait
 from cdc_assets.log.sessions.flusher_status import ActiveFlusher, FlusherStatus, state_of
 from cdc_assets.log.sessions.workers import KnownWorker
+from cdc_assets.observe.figures.replay import ReplayStatus
 from cdc_assets.observe.status import PinStatus, SourceStatus, TableStatus
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -75,6 +76,9 @@ def test_the_keys_of_json_before_the_first_start() -> None:
         "left": [],
         "dropped": [],
         "backfills": [],
+        "standby": None,
+        "groups": [],
+        "log_of": None,
     }
 
 
@@ -91,6 +95,7 @@ def test_the_keys_of_json_while_everything_runs() -> None:
         (Wait("pin", "table t", 1.0, ("pid 7",)),),
         (PinStatus(("public.t",), 1.0, 2),),
         (LockWait("pins", "session 8", None),),
+        standby=ReplayStatus(12, 3.0, paused=False, connected=True),
     )
     found = json.loads(json.dumps(status.to_json()))
     assert found["slot"] == {
@@ -100,6 +105,12 @@ def test_the_keys_of_json_while_everything_runs() -> None:
         "confirmed_flush_lsn": "0/100",
         "retained_bytes": 9,
         "wal_status": "reserved",
+    }
+    assert found["standby"] == {
+        "behind_bytes": 12,
+        "behind_seconds": 3.0,
+        "paused": False,
+        "connected": True,
     }
     assert found["flusher"] == {
         "active": True,

@@ -41,6 +41,19 @@ def test_a_promoted_standby_that_lacks_what_a_copy_has_read_is_named() -> None:
     assert codes(known, replace(NOW, timeline=2, left_at=Lsn(1500))) == ["timeline_diverged"]
 
 
+def test_a_standby_that_lags_behind_what_copies_may_have_read_goes_on() -> None:
+    """An LSN above what was read there is that of the WAL it had; ``end`` is replayed."""
+    known = replace(KNOWN, read=Lsn(1600), slot_restart=None)
+    lags = replace(NOW, in_recovery=True, end=Lsn(1200), received=Lsn(1600))
+
+    def found(now: Source) -> list[str]:
+        return [finding.code for finding in compare(known, now, "s", "p", standby=True)]
+
+    assert found(lags) == []
+    assert found(replace(lags, received=Lsn(1500))) == ["standby_behind_log"]  # it was restarted
+    assert found(replace(lags, end=Lsn(999))) == ["standby_behind_log"]
+
+
 def test_what_is_written_down_is_read_again() -> None:
     assert SlotRestart.parse(str(SlotRestart(Lsn.parse("1/2A"), 3))) == SlotRestart(
         Lsn.parse("1/2A"), 3

@@ -223,7 +223,8 @@ def _due(
     return [
         key
         for key in keys
-        if key.asset_key in streaming and (key.name != sample.NAME or config.verify.every)
+        if key.asset_key in streaming
+        and (key.name != sample.NAME or (config.verify.every and config.publishes))
     ]
 
 

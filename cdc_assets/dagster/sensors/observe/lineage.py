@@ -19,7 +19,7 @@ from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.sessions import LOOK_SECONDS, keep_instance, session, status_of
 from cdc_assets.errors import EnvironmentProblem, TableProblem, TablesFailed, first_line
 from cdc_assets.messages.texts import counted
-from cdc_assets.observe.openlineage.steps import told
+from cdc_assets.observe.openlineage.steps import remember_look, told
 from cdc_assets.observe.openlineage.teller import Teller, client_of
 from cdc_assets.readiness.foreign_errors import explained
 
@@ -72,6 +72,8 @@ def lineage_sensor(config: SourceConfig) -> dg.SensorDefinition | None:
                     problems.append(TableProblem(table.name, said))
                     continue
                 events, tables = events + sent, tables + bool(sent)
+            if not problems:
+                remember_look(pipeline.store, now)
         if problems:
             raise TablesFailed(problems)
         return dg.SkipReason(f"Told {counted(events, 'event')} of {counted(tables, 'table')}.")

@@ -1,0 +1,1 @@
+"""The commands for those who read the log beside the lake."""

@@ -1,0 +1,1 @@
+"""Query mode: what it may be told, and what of the other settings it refuses."""

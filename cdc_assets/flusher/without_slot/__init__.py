@@ -1,0 +1,1 @@
+"""Sessions of sources that have no slot of their own."""

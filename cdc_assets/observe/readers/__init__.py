@@ -1,0 +1,1 @@
+"""What is wrong with those who read the log beside the lake."""

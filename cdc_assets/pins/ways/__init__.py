@@ -1,0 +1,1 @@
+"""Pins whose point is no slot's: of a locked table, and of query mode."""

@@ -1,0 +1,1 @@
+"""The tables of the source by whose rows people ask for something: signals and markers."""

@@ -1,0 +1,107 @@
+"""What check, status and the definitions say of a second lake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+from cdc_assets.cli.main import cli
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.operations.drop import drop_source
+from cdc_assets.operations.drop_table import drop_table
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.readiness.flushing import refuse_to_flush, source_findings
+from cdc_assets_tests.support.flusher import Bench
+from cdc_assets_tests.support.second import second_config, second_log
+
+
+def said(config: SourceConfig, folder: Path, *words: str) -> str:
+    file = folder / "asked.json"
+    file.write_text(config.dump())
+    done = CliRunner().invoke(cli, ["--config", str(file), *words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_check_knows_the_first(source: Bench, first: SourceConfig) -> None:
+    tables = [{"name": "a", "columns": {"exclude": ["v"]}}, {"name": "b"}, {"name": "c"}]
+    source.execute("create table c (id int primary key)")
+    found = source_findings(second_config(first, tables=tables))
+    about = {(finding.code, finding.table): finding for finding in found}
+    assert about["log_of", None].severity == "info"
+    assert about["log_differs", "public.a"].severity == "error"
+    assert about["log_lacks_table", "public.c"].severity == "warning"
+    assert "wal_unbounded" in {code for code, _ in about}, "pins take slots of the server"
+    assert not {"slot", "publication", "replica_identity"} & {finding.code for finding in found}
+    assert {f.code for f in found if f.severity == "error"} == {"log_differs"}
+    refuse_to_flush(second_config(first))
+
+
+def test_before_the_first_has_a_log_it_waits(source: Bench, tmp_home: Path) -> None:
+    source.execute("create table a (id int primary key)")
+    first = source.config("a")
+    with second_log(source, first) as second:
+        second.pins.prepare()
+        second.pins.tick()
+        codes = {finding.code for finding in source_findings(second.config)}
+        assert "log_missing" in codes
+        source.flush(first)
+        second.pin()
+        assert second.state("a")[0] == "streaming"
+
+
+def test_status_tells_whose_log_it_is(source: Bench, first: SourceConfig, tmp_path: Path) -> None:
+    with second_log(source, first) as second:
+        second.pin()
+        second.flush()
+        assert f"that of source {first.name}" in said(second.config, tmp_path, "status")
+        told = json.loads(said(second.config, tmp_path, "status", "--json"))
+        assert told["log_of"] == first.name
+        assert told["slot"]["exists"] is False
+        assert told["left"] == []
+        (group,) = json.loads(said(first, tmp_path, "status", "--json"))["groups"]
+        assert (group["name"], group["tables"]) == ("eu", 2)
+        dropped = said(second.config, tmp_path, "drop-source", "--yes", second.config.name)
+        assert dropped == ""
+        assert json.loads(said(first, tmp_path, "status", "--json"))["groups"] == []
+
+
+def test_check_knows_what_is_left_and_gives_up_nothing_of_the_first(
+    source: Bench, first: SourceConfig
+) -> None:
+    with second_log(source, first) as second:
+        second.pin()
+        second.store.park(TableId("public", "b"), "why")
+        without = second_config(first, tables=[{"name": "b"}])
+        for given_up in (False, True):
+            found = {f.code: f for f in source_findings(without)}
+            assert "why" in found["table_parked"].message
+            assert "slot_unread" not in found, "that of the first, which is down"
+            assert ("table_left" in found) is not given_up
+            assert not [f for f in found.values() if "publication" in f.remedy.lower()]
+            with Pipeline.open(without) as pipeline:
+                if not given_up:
+                    assert found["table_left"].remedy.startswith("cdc-assets drop-table public.a;")
+                    drop_table(pipeline, TableId("public", "a"))
+                else:
+                    drop_source(pipeline)
+        assert "source_dropped" in {f.code for f in source_findings(without)}
+
+
+def test_definitions_of_both(source: Bench, first: SourceConfig) -> None:
+    both = dg.Definitions.merge(build_defs(first), build_defs(second_config(first)))
+    name, other = first.name, second_config(first).name
+    graph = both.resolve_asset_graph()
+    parents = graph.get(dg.AssetKey(["staged_log", other, "public", "a"])).parent_keys
+    assert parents == {dg.AssetKey(["staged_log", name, "public", "a"])}
+    lake = {**json.loads(first.dump())["lake"], "namespace": first.namespace}
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="asset key"):
+        dg.Definitions.merge(
+            build_defs(first), build_defs(second_config(first, lake=lake))
+        ).resolve_asset_graph()

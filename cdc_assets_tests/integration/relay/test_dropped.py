@@ -1,0 +1,62 @@
+"""A second lake is given up while its log is passed on."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import SourceMismatch
+from cdc_assets.flusher.flusher import run
+from cdc_assets.operations.drop import drop_source
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.relay import passing
+from cdc_assets_tests.support.flusher import Bench
+from cdc_assets_tests.support.second import second_log
+from cdc_assets_tests.support.threads import beside
+from cdc_assets_tests.support.waiting import wait_for
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_in_the_midst_of_a_step(
+    source: Bench, first: SourceConfig, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Before ``flushed_lsn`` is moved, the step comes to nothing; after that it is waited for."""
+    inside, go_on, dropped = threading.Event(), threading.Event(), threading.Event()
+    moved, told = passing._moved, list[SourceMismatch]()
+
+    def waits(*about: Any) -> bool:
+        done = moved(*about) if when == "after" else None
+        inside.set()
+        assert go_on.wait(60)
+        return moved(*about) if done is None else done
+
+    def flusher(_: threading.Event) -> None:
+        try:
+            run(second.config)
+        except SourceMismatch as error:
+            told.append(error)
+
+    def drops(_: threading.Event) -> None:
+        with Pipeline.open(second.config) as pipeline:
+            drop_source(pipeline)
+        dropped.set()
+
+    with second_log(source, first) as second:
+        second.pin()
+        second.flush()
+        source.execute("insert into a select generate_series(1, 9)")
+        source.flush(first)
+        monkeypatch.setattr(passing, "_moved", waits)
+        with beside(flusher):
+            assert inside.wait(60)
+            with beside(drops):
+                assert dropped.wait(3 if when == "after" else 60) is (when == "before")
+                go_on.set()
+            wait_for(lambda: told)
+        assert told[0].codes == ("source_dropped",)
+        assert second.entries("a") == []
+        assert second.store.flushed_lsn() is None
+        assert second.held() == {}
