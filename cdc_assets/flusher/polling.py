@@ -215,11 +215,6 @@ class Polling:
         ending = poller.ending(poll, read := position(source))
         level = max(ending.level, self._flushed) if is_over else self._flushed
         with self._store.connection.transaction():
-            if not self._store.holds_flushed():
-                raise ReplicationLost(
-                    f"the log of source {self._config.name} was begun anew, or given up.",
-                    "What was read for it isn't registered any more.",
-                )
             if staged:
                 at = datetime.fromtimestamp(poll.at.clock.server / 10**6, UTC)
                 self._store.register(staged, read, level, at)

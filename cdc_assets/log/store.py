@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from cdc_assets.errors import ReplicationLost
 from cdc_assets.log.cursors import Cursor, CursorStore
 from cdc_assets.log.staged.files import StagedRows
 from cdc_assets.log.staged.places import Place, foreign_entry, staged_place
@@ -135,13 +136,21 @@ class LogStore(CursorStore):
         ).fetchone()
         return Lsn.parse(row[0]) if row else Lsn.ZERO
 
+    def begin_at(self, lsn: Lsn) -> None:
+        """Give the log its beginning, unless it has one: what committed below is in the copies."""
+        self.connection.execute(
+            "insert into flushed_lsn (source, lsn) values (%s, %s) on conflict do nothing",
+            (self.source, str(lsn)),
+        )
+
     def register(
         self, staged: Sequence[StagedRows], flushable: Lsn, flushed: Lsn, commit_time: datetime
     ) -> None:
         """Take offsets, insert the entries, move ``flushed_lsn``: all in one transaction.
 
         ``staged`` rows of one table are in commit order; ``flushable`` and ``commit_time``: the end
-        and the time of their last transaction. Raises psycopg.Error having changed nothing.
+        and the time of their last transaction. Raises psycopg.Error, or like :meth:`advance`,
+        having changed nothing.
         """
         with self.connection.transaction():
             # One statement however many files: with many tables a flush has thousands.
@@ -175,25 +184,24 @@ class LogStore(CursorStore):
                     "time": commit_time,
                 },
             )
-            self._move_flushed(flushed, commit_time)
+            self.advance(flushed, commit_time)
 
     def advance(self, lsn: Lsn, commit_time: datetime | None = None) -> None:
-        """Move ``flushed_lsn`` alone: whatever of ours committed up to ``lsn`` is registered."""
-        self._move_flushed(lsn, commit_time)
+        """Move ``flushed_lsn`` alone: whatever of ours committed up to ``lsn`` is registered.
 
-    def holds_flushed(self) -> bool:
-        """Whether the log has a ``flushed_lsn``, which nobody takes away in this transaction."""
-        query = "select 1 from flushed_lsn where source = %s for update"
-        return self.connection.execute(query, (self.source,)).fetchone() is not None
-
-    def _move_flushed(self, lsn: Lsn, commit_time: datetime | None) -> None:
-        self.connection.execute(
-            "insert into flushed_lsn as f (source, lsn, commit_time) values (%s, %s, %s)"
-            " on conflict (source) do update set lsn = greatest(f.lsn, excluded.lsn),"
-            " commit_time = coalesce(greatest(f.commit_time, excluded.commit_time), f.commit_time),"
-            " updated_at = now()",
-            (self.source, str(lsn), commit_time),
+        It waits for who begins the log anew, or has them wait until this transaction ends. Raises
+        ReplicationLost if the log has no beginning any more.
+        """
+        moved = self.connection.execute(
+            "update flushed_lsn set lsn = greatest(lsn, %s), updated_at = now(),"
+            " commit_time = greatest(commit_time, %s) where source = %s",
+            (str(lsn), commit_time, self.source),
         )
+        if not moved.rowcount:
+            raise ReplicationLost(
+                f"the log of source {self.source} was begun anew, or given up.",
+                "What was read for it isn't registered any more.",
+            )
 
     def entries(self, table: TableId, offset: int) -> list[LogEntry]:
         """The entries of ``table`` that hold offsets from ``offset`` on, in order.

@@ -76,7 +76,7 @@ def begin_stream(pipeline: Pipeline, source: Connection, waiting: Sequence[Table
     seen = look_at(source, config, waiting)
     point = _point(pipeline, config.slot, temporary=False)
     set_inserts_from(source, config, store, point)
-    store.advance(point)
+    store.begin_at(point)
     begin_logs(pipeline, source, Proven(point, [*waiting], seen))
 
 

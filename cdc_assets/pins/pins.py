@@ -139,7 +139,7 @@ class Pins:
                 elif self._store.flushed_lsn() is None:
                     # Made by hand, or by a process that died before it recorded the pin: the log
                     # starts at the slot's position, the tables get later pins of their own.
-                    self._store.advance(slot.confirmed_flush or Lsn.ZERO)
+                    self._store.begin_at(slot.confirmed_flush or Lsn.ZERO)
                 make_slot_follow_failovers(source, self._config)
                 published = publication_oid(source, self._config.publication)
                 remember(self._store, replace(found, publication=published))

@@ -90,7 +90,7 @@ def take(
     with store.connection.transaction():
         pin = new_pin(store, config, since, point, held=held, read=read)
         if first:
-            store.advance(point)
+            store.begin_at(point)
         if config.publishes:
             _remember_entries(store, fresh, entries)
             _remember_heaps(store, fresh, files, point, horizon)

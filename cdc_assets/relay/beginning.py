@@ -57,7 +57,7 @@ def begin_relay(config: SourceConfig, store: LogStore) -> None:
     store.set_meta(LOG_OF, first.source)
     store.set_meta(LOG_GROUP, config.log.group)
     if store.flushed_lsn() is None and (flushed := first.flushed_lsn()) is not None:
-        store.advance(flushed)
+        store.begin_at(flushed)
 
 
 def held_copies(first: LogStore, group: str) -> Mapping[TableId, str | None]:

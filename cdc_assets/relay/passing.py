@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, LiteralString
-
-import psycopg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.asked.markers import take_markers
@@ -90,12 +87,6 @@ update tables t
    and a.oid = t.oid and not (t.excluded_numbers @> a.excluded_numbers
                               and t.mask_numbers ?& array(select jsonb_object_keys(a.mask_numbers)))
 """
-_MOVE = """
-update flushed_lsn
-   set lsn = greatest(lsn, %(lsn)s::pg_lsn), updated_at = now(),
-       commit_time = coalesce(greatest(commit_time, %(at)s::timestamptz), commit_time)
- where source = %(source)s
-"""
 _ENDED: LiteralString = f"""
 select t.table_name, t.snapshot_lsn is not null and g.table_name is null
   from tables t
@@ -145,9 +136,12 @@ class Passed:
 
 
 def pass_on(config: SourceConfig, store: LogStore, first: LogStore, *, most_marks: int) -> Passed:
-    """Take one step; of a transaction's markers ``most_marks`` make marks."""
+    """Take one step; of a transaction's markers ``most_marks`` make marks.
+
+    Raises ReplicationLost, and nothing was passed on, if the source was dropped meanwhile.
+    """
     which = _which(config, store, first)
-    with store.connection.transaction() as step:
+    with store.connection.transaction():
         row = store.connection.execute(_CUT, which).fetchone()
         known = store.flushed_lsn() if row is None else _lsn(row[2])
         flushed = Lsn.parse(row[0]) if row is not None else None
@@ -162,10 +156,9 @@ def pass_on(config: SourceConfig, store: LogStore, first: LogStore, *, most_mark
         bound = store.connection.execute(_BOUND, {**which, "most": MOST_ENTRIES}).fetchone()
         cut = min(marker or flushed, (_lsn(bound[0]) if bound else None) or flushed)
         done = store.connection.execute(_PASS, {**which, "cut": str(cut)}).fetchall()
-        at = row[1] if cut == flushed else None
         # Before tables are locked: who drops the source comes in this order, too.
-        if (done or cut > known) and not _moved(store, cut, at):
-            raise psycopg.Rollback(step)
+        if done or cut > known:
+            store.advance(cut, row[1] if cut == flushed else None)
         if done:
             store.connection.execute(_COVERED, which)
         _end_copies(config, store, first, which)
@@ -177,16 +170,6 @@ def pass_on(config: SourceConfig, store: LogStore, first: LogStore, *, most_mark
             _lsn(row[3]) or Lsn.ZERO,
             *(sum(int(table[i]) for table in done) for i in range(3)),
         )
-    return Passed()  # nothing is, of a source that was dropped
-
-
-def _moved(store: LogStore, cut: Lsn, at: datetime | None) -> bool:
-    """Move ``flushed_lsn``; False if the source was dropped meanwhile, and has none any more.
-
-    It waits for who drops it, or has them wait: what is passed on is gone then, too.
-    """
-    moved = store.connection.execute(_MOVE, {"source": store.source, "lsn": str(cut), "at": at})
-    return bool(moved.rowcount)
 
 
 def let_go(config: SourceConfig, store: LogStore, first: LogStore) -> None:

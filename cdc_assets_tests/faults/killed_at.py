@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.pins import pins, taking
 from cdc_assets.pins.pins import Pins
 from cdc_assets.poller.poller import Poller
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.relay import passing
 
 Wrap = Callable[[Callable[[], None]], None]
@@ -75,11 +77,23 @@ def _unsent(passed: Callable[[], None]) -> None:
     setattr(DirectLine, "_flush", flush)  # noqa: B010 - mypy knows what a method is
 
 
+def _registering(passed: Callable[[], None]) -> None:
+    """When entries are inserted, and ``flushed_lsn`` isn't moved yet."""
+    real = LogStore.advance
+
+    def advance(self: LogStore, lsn: Lsn, commit_time: datetime | None = None) -> None:
+        if commit_time is not None:
+            passed()
+        real(self, lsn, commit_time)
+
+    setattr(LogStore, "advance", advance)  # noqa: B010 - mypy knows what a method is
+
+
 RECEIVER: dict[str, Wrap] = {
     "a decoder is started": after(DecoderProcess, "__init__"),
     "a batch is half handed over": before(Connection, "send_bytes"),
     "before registration": before(LogStore, "register"),
-    "during registration": before(LogStore, "_move_flushed"),
+    "during registration": _registering,
     "between registration and acknowledgement": after(LogStore, "register"),
     "before acknowledgement": before(Stream, "acknowledge"),
     "during acknowledgement": _unsent,
@@ -115,8 +129,8 @@ POLLS: dict[str, Wrap] = {
 }
 RELAY: dict[str, Wrap] = {
     "before a step": before(relaying, "pass_on"),
-    "passed on, not flushed": before(passing, "_moved"),
-    "flushed, nothing ended": after(passing, "_moved"),
+    "passed on, not flushed": before(LogStore, "advance"),
+    "flushed, nothing ended": after(LogStore, "advance"),
     "flushed, not committed": after(passing, "_end_copies"),
     "a step is committed": after(relaying, "pass_on"),
     "before the group lets go": before(relaying, "let_go"),

@@ -62,7 +62,7 @@ def begin_queries(source: Connection, config: SourceConfig, store: LogStore) -> 
         if row.snapshot_lsn is not None and (mark is None or mark.epoch != row.epoch):
             restart_copy(store, row)
     if store.flushed_lsn() is None:
-        store.advance(at.lsn)
+        store.begin_at(at.lsn)
 
 
 class Queried:

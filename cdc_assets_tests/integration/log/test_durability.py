@@ -43,6 +43,7 @@ def test_what_is_registered_outlives_a_crash_of_a_server_that_commits_late(
     store = LogStore.open(careless.start(), "src", SCHEMA)
     store.connection.execute("checkpoint")
     rows = StagedRows(TableId("public", "t"), "file:///f", 7, 100)
+    store.begin_at(Lsn.ZERO)
     store.register([rows], Lsn(1), Lsn(2), datetime.now(UTC))
     os.kill(json.loads((careless.directory / "server.json").read_text())["pid"], signal.SIGKILL)
     while not store.connection.closed:  # the sessions end just after the server

@@ -55,6 +55,7 @@ def pipeline(source: Bench) -> Iterator[Pipeline]:
     with Pipeline.open(source.config("t")) as found:
         found.store.add_table(describe(source.connection, T))
         source.execute("update _pg2iceberg.tables set state = 'streaming', snapshot_lsn = '0/1'")
+        found.store.begin_at(Lsn.ZERO)
         folder = f"{found.config.staging_uri}/{source.name}/{folder_name(T)}/2026-01-01"
         for i in range(3):
             path = f"{folder}/{i}.parquet"

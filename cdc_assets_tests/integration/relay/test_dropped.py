@@ -10,9 +10,9 @@ import pytest
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import SourceMismatch
 from cdc_assets.flusher.flusher import run
+from cdc_assets.log.store import LogStore
 from cdc_assets.operations.drop import drop_source
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.relay import passing
 from cdc_assets_tests.support.flusher import Bench
 from cdc_assets_tests.support.second import second_log
 from cdc_assets_tests.support.threads import beside
@@ -25,13 +25,15 @@ def test_in_the_midst_of_a_step(
 ) -> None:
     """Before ``flushed_lsn`` is moved, the step comes to nothing; after that it is waited for."""
     inside, go_on, dropped = threading.Event(), threading.Event(), threading.Event()
-    moved, told = passing._moved, list[SourceMismatch]()
+    advance, told = LogStore.advance, list[SourceMismatch]()
 
-    def waits(*about: Any) -> bool:
-        done = moved(*about) if when == "after" else None
+    def waits(*about: Any) -> None:
+        if when == "after":
+            advance(*about)
         inside.set()
         assert go_on.wait(60)
-        return moved(*about) if done is None else done
+        if when == "before":
+            advance(*about)
 
     def flusher(_: threading.Event) -> None:
         try:
@@ -49,7 +51,7 @@ def test_in_the_midst_of_a_step(
         second.flush()
         source.execute("insert into a select generate_series(1, 9)")
         source.flush(first)
-        monkeypatch.setattr(passing, "_moved", waits)
+        monkeypatch.setattr(LogStore, "advance", waits)
         with beside(flusher):
             assert inside.wait(60)
             with beside(drops):
