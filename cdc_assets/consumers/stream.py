@@ -18,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -127,14 +128,26 @@ class Stream:
                 self._commit(place, place.copy, place.offset)
 
     def begin_again(self, table: str) -> None:
-        """Have the table begin anew: with ``Begin``, and a snapshot of now."""
-        place = self._places[TableId.parse(table)]
+        """Have the table begin anew: with ``Begin``, and a snapshot of now.
+
+        Raises ConfigurationError if it isn't one of :attr:`tables`.
+        """
+        place = self._places.get(TableId.parse(table))
+        if place is None:
+            raise ConfigurationError(
+                f"{table} isn't one of the tables that this process reads.",
+                f"It reads: {', '.join(self.tables) or 'none yet'}.",
+            )
         # The snapshot has to have the columns that the program knows of.
         self._move(place, GroupCursor(max(place.offset, place.least), None))
         place.forget()
         place.events = place.waits = None
 
     def __iter__(self) -> Iterator[Event]:
+        with _in_session("what it follows isn't known any more"):
+            yield from self._given()
+
+    def _given(self) -> Iterator[Event]:
         self._targets, self._looked_at = None, float("-inf")
         while not self._stopped.is_set():
             self._look()
@@ -256,7 +269,7 @@ class Stream:
             place.dirty = False
 
     def _move(self, place: Place, cursor: GroupCursor) -> None:
-        try:
+        with _in_session(str(place.table)):
             move(
                 self._store,
                 self._group.name,
@@ -265,9 +278,16 @@ class Stream:
                 self._worker.id,
                 place.held.epoch,
             )
-        except psycopg.OperationalError as error:
-            raise Fenced(
-                f"{place.table}: this process's session is over ({first_line(error)}): it wasn't"
-                " heard of for too long, or the server is away. Begin again."
-            ) from error
         place.cursor = cursor
+
+
+@contextmanager
+def _in_session(what: str) -> Iterator[None]:
+    """Raise Fenced where the session with the log has ended: others may have the tables by now."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise Fenced(
+            f"{what}: this process's session is over ({first_line(error)}): it wasn't"
+            " heard of for too long, or the server is away. Begin again."
+        ) from error

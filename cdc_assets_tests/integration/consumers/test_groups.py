@@ -204,6 +204,25 @@ def test_a_process_whose_session_was_ended_can_t_commit(
             opened.commit()
 
 
+def test_an_iteration_whose_session_was_ended_says_that_it_must_begin_again(
+    source: Bench, config: SourceConfig
+) -> None:
+    begin(config)
+    with follow(config, "search") as stream:
+        source.terminate("log")
+        with pytest.raises(Fenced, match="session is over"):
+            list(stream)
+
+
+def test_only_a_table_that_is_read_begins_again(config: SourceConfig) -> None:
+    begin(config)
+    with (
+        given(config) as (stream, _),
+        pytest.raises(ConfigurationError, match=r"public\.none isn't one of the tables that"),
+    ):
+        stream.begin_again("public.none")
+
+
 def files_left(pipeline: Pipeline, lake: int) -> int:
     """How many staged files of a table are left once the lake is at that offset."""
     row = pipeline.store.table(A)
