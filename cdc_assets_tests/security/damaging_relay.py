@@ -35,6 +35,8 @@ class DamagingRelay:
         while True:
             near, _ = self._listener.accept()
             far = socket.create_connection(self._target)
+            for line in (near, far):  # or each answer of several messages takes 40 ms
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for work in (self._to_server, self._to_client):
                 threading.Thread(target=work, args=(near, far), daemon=True).start()
 
@@ -68,7 +70,6 @@ class DamagingRelay:
 
     @staticmethod
     def _dribble(near: socket.socket, message: bytes) -> None:
-        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         step = -(-len(message) // _PIECES)
         for at in range(0, len(message), step):
             time.sleep(SLOW_SECONDS / _PIECES)
