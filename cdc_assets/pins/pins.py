@@ -6,7 +6,7 @@ every change that committed before it. Together they are the table, without a ga
 first pin comes from the main slot itself; later ones (a table added, a pin lost) come from a
 temporary slot, which lives only until its snapshot is imported, or from a lock (``by_lock``).
 
-A pin is taken and recorded by ``taking``, and kept alive by its holders (``holders``). That of a
+A pin is taken and recorded by ``taking``, and held as long as copies need it (``held``). That of a
 table which is copied in short transactions (``strategy``) has none: its point is a proven horizon,
 below which everything is visible to whichever snapshot reads.
 """
@@ -19,11 +19,9 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 
-import psycopg
-
-from cdc_assets.errors import EnvironmentProblem, SnapshotLost
+from cdc_assets.errors import EnvironmentProblem
 from cdc_assets.log.asked.wishes import refuse_if_dropped
-from cdc_assets.log.copies.chunks import await_another_pin, restart_copy, unread
+from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
@@ -35,8 +33,9 @@ from cdc_assets.pins.elsewhere.copies import begin_logs, pin_elsewhere, resumes
 from cdc_assets.pins.elsewhere.looks import Looks, has_begun
 from cdc_assets.pins.elsewhere.restored import pin_restored
 from cdc_assets.pins.enrol import publish_tables, register_tables
-from cdc_assets.pins.heap_facts import look_at_heaps, unmoved
-from cdc_assets.pins.holders import Holder, held_pins, hold, join_pin, note_released
+from cdc_assets.pins.heap_facts import look_at_heaps
+from cdc_assets.pins.held import HeldPins
+from cdc_assets.pins.holders import hold
 from cdc_assets.pins.on_standby import begin_stream, hurried, proven_by_slot
 from cdc_assets.pins.streamed import begin_inserts, set_inserts_from, streamed_publications
 from cdc_assets.pins.taking import log_pinned, take
@@ -79,7 +78,7 @@ class Pins:
         self._pipeline = Pipeline.open(pipeline.config)
         self._config = pipeline.config
         self._store = self._pipeline.store
-        self._held: dict[str, Holder] = {}
+        self._held = HeldPins(self._pipeline)
         self._horizon = AtHorizon()
         self._queried = Queried()
         self._by_lock = ByLock(self._pipeline)
@@ -155,24 +154,13 @@ class Pins:
             return  # another process is at it; the next tick looks again
         try:
             refuse_if_dropped(self._store)
-            alive = set[str]()  # pins, which tables share
-            copying = unread(self._store, self._store.tables(None, TableState.COPYING))
-            held = held_pins(self._store, {row.pin for row in copying if row.pin})
-            away: psycopg.OperationalError | None = None
-            for row in (row for row in copying if row.pin in held and row.pin not in alive):
-                try:
-                    self._keep(row, alive)
-                except psycopg.errors.LockNotAvailable:
-                    continue  # the next tick looks again
-                except psycopg.OperationalError as error:
-                    away = error  # where copies are read; the others' logs begin all the same
-                    break
+            away = self._held.keep()  # the others' logs begin all the same
             try:
                 if self._looks.wanted(self._waiting()) or self._refused():
                     with self._pipeline.connect_source("pins") as source:
                         self._pin_waiting(source)
             finally:
-                self._release()
+                self._held.release()
             if away is not None:
                 told = unreachable(away)
                 raise EnvironmentProblem(told.message, told.remedy) from away
@@ -181,9 +169,7 @@ class Pins:
 
     def close(self) -> None:
         """Let go of every snapshot and close the connections."""
-        for holder in self._held.values():
-            holder.close()
-        self._held.clear()
+        self._held.close()
         self._pipeline.close()
 
     # --- parts ---
@@ -279,7 +265,7 @@ class Pins:
             )
             self._looks.found(found.refused)
             if found.holder is not None and found.point is not None:
-                self._held[found.holder.pin] = found.holder
+                self._held.add(found.holder)
                 log_pinned([*found.pinned], found.point)
 
     def _temporary_slot(self) -> NewSlot:
@@ -308,43 +294,7 @@ class Pins:
             point, name = slot.consistent_point, slot.snapshot_name
             pin, pinned = take(source, self._config, self._store, point, name, tables, first=first)
             if pinned:
-                self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, name)
+                self._held.add(hold(self._store, self._pipeline.source_dsn, pin, name))
         finally:
             slot.connection.close()  # drops a temporary slot, so that it keeps no WAL any longer
         log_pinned(pinned, slot.consistent_point)
-
-    def _keep(self, row: TableRow, alive: set[str]) -> None:
-        """Hold the pin that ``row`` is copied under, or have the rest copied under another one.
-
-        ``alive``: the pins that are held, as is known by now.
-
-        Rows that moved between the two snapshots may show up twice or not at all: in a mirror with
-        a key their changes since the first pin, which the log has, put that right. The planned
-        pages have to be in the same files. The copy begins anew without a key, with other files, or
-        where the lake table shows each change: none may be both copied and logged, or missed.
-        """
-        assert row.pin is not None
-        if row.pin in self._held:
-            if self._held[row.pin].alive():
-                alive.add(row.pin)
-                return
-            self._held.pop(row.pin).close()
-        try:
-            self._held[row.pin] = join_pin(self._store, self._pipeline.copy_dsn, row.pin)
-        except SnapshotLost:
-            if not unread(self._store, [row]):
-                return  # all was read meanwhile
-            evened = row.mode == "mirror" and self._config.snapshot.mode == "initial"
-            waits = (evened and row.key_columns) or self._config.snapshot.from_ is not None
-            if waits and unmoved(self._pipeline, row):
-                logger.warning("%s: its pin was lost; the rest is read under another", row.table)
-                await_another_pin(self._store, row)
-            else:
-                logger.warning("%s: its pin was lost while it was copied; copying again", row.table)
-                restart_copy(self._store, row, of_pin=row.pin)
-
-    def _release(self) -> None:
-        needed = {row.pin for row in self._store.tables(None, TableState.COPYING)}
-        for pin in [pin for pin in self._held if pin not in needed]:
-            self._held.pop(pin).close()
-            note_released(self._store, pin)
