@@ -148,7 +148,7 @@ def _judged(
     if config.publishes:
         excluded = wanted.columns.exclude
         refuse_partial_publication(
-            source,
+            facts.shapes,
             config.publication,
             found,
             excluded,
@@ -200,7 +200,8 @@ def register_tables(source: Connection, config: SourceConfig, store: LogStore) -
     for table, alone in logged_inserts(config, store).items():
         if isinstance(found := free.get(table), Enrolled):
             free[table] = replace(found, inserts_only=alone)
-    with store.connection.transaction():  # one commit, however many they are
+    # One commit, and few round trips, however many they are.
+    with store.connection.transaction(), store.connection.pipeline():
         for table, who in busy.items():
             store.note_waiting(table, _waits_for(who))
         for table, found in free.items():

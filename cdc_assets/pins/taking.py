@@ -87,7 +87,7 @@ def take(
         since = started(source)
     # Not before all is asked: where the log is, an open transaction holds up slots and VACUUM, and
     # another server may hang.
-    with store.connection.transaction():
+    with store.connection.transaction(), store.connection.pipeline():
         pin = new_pin(store, config, since, point, held=held, read=read)
         if first:
             store.begin_at(point)

@@ -214,9 +214,10 @@ def start_spark(properties: Mapping[str, str], scratch: Path, class_path: str) -
             if not sharing or error.getCondition() != "JAVA_GATEWAY_EXITED":
                 raise
             _log.warning("Java ended as it started; it is tried without the archive of classes")
-            remove_archive(class_path)
             os.environ["SPARK_SUBMIT_OPTS"] = own
-            return SparkSession.builder.getOrCreate()
+            session = SparkSession.builder.getOrCreate()
+            remove_archive(class_path)  # it was the archive
+            return session
     finally:
         file.unlink()
 

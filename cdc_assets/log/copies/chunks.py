@@ -110,7 +110,7 @@ def plan_copy(
                 "database": database,
             },
         )
-        if moved.fetchone() is not None and not chunks:
+        if not chunks and moved.fetchone() is not None:
             store.forget_cursor(row.table)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -14,8 +15,52 @@ from cdc_assets.postgres.publication.contents import COLUMN_LISTS, operations, p
 from cdc_assets.postgres.session.connect import Connection
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A publication's own entry for a table; ``columns``: the numbers of its list, if any."""
+
+    row_filter: bool
+    columns: AbstractSet[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a publication sends: of every table, and by the oid of those with entries."""
+
+    inserts: bool
+    changes: bool
+    via_root: bool
+    entries: Mapping[int, Entry]
+
+
+def published_shapes(
+    connection: Connection, publications: Sequence[str], oids: Sequence[int]
+) -> dict[str, Published]:
+    """Those of the publications that exist, with the entries of some tables: two queries."""
+    entries: dict[str, dict[int, Entry]] = {name: {} for name in publications}
+    if connection.info.server_version >= COLUMN_LISTS:
+        rows = connection.execute(
+            "select p.pubname::text, r.prrelid::bigint, r.prqual is not null, r.prattrs::int2[]"
+            " from pg_catalog.pg_publication_rel r"
+            " join pg_catalog.pg_publication p on p.oid = r.prpubid"
+            " where p.pubname = any(%s) and r.prrelid = any(%s::oid[])",
+            (list(publications), list(oids)),
+        )
+        for name, oid, row_filter, listed in rows:
+            entries[name][oid] = Entry(row_filter, None if listed is None else frozenset(listed))
+    made = connection.execute(
+        "select pubname::text, pubinsert and pubtruncate, pubupdate and pubdelete, pubviaroot"
+        " from pg_catalog.pg_publication where pubname = any(%s)",
+        (list(publications),),
+    )
+    return {
+        name: Published(inserts, changes, via_root, entries[name])
+        for name, inserts, changes, via_root in made
+    }
+
+
 def refuse_partial_publication(
-    connection: Connection,
+    publications: Mapping[str, Published],
     publication: str,
     table: SourceTable,
     excluded: Collection[str],
@@ -29,26 +74,16 @@ def refuse_partial_publication(
     ``excluded`` columns. ``filtered``: whether it has a row filter; None: that is seen to later.
     """
     publication = publication_of(publication, inserts_only=inserts_only)
-    row = connection.execute(
-        "select pubinsert and pubtruncate and (pubupdate and pubdelete or %s), pubviaroot"
-        " from pg_catalog.pg_publication where pubname = %s",
-        (inserts_only, publication),
-    ).fetchone()
-    if row is None:
+    if (found := publications.get(publication)) is None:
         return
-    row_filter = lacks_columns = False
-    if connection.info.server_version >= COLUMN_LISTS:
-        row_filter, listed = connection.execute(
-            "select prqual is not null, prattrs::int2[] from pg_catalog.pg_publication_rel r"
-            " join pg_catalog.pg_publication p on p.oid = r.prpubid"
-            " where p.pubname = %s and r.prrelid = %s",
-            (publication, table.oid),
-        ).fetchone() or (False, None)
-        lacks_columns = listed is not None and any(
-            not column.generated and column.number not in listed and column.name not in excluded
-            for column in table.columns
-        )
-    shape = PublishedShape(bool(row[0]), bool(row[1]), bool(row_filter), lacks_columns)
+    entry = found.entries.get(table.oid, Entry(row_filter=False, columns=None))
+    listed = entry.columns
+    lacks_columns = listed is not None and any(
+        not column.generated and column.number not in listed and column.name not in excluded
+        for column in table.columns
+    )
+    every_operation = found.inserts and (found.changes or inserts_only)
+    shape = PublishedShape(every_operation, found.via_root, entry.row_filter, lacks_columns)
     wanted = shape.row_filter if filtered is None else filtered
     missing = shape.missing(
         publication, table.id, table.kind, inserts_only=inserts_only, filtered=wanted

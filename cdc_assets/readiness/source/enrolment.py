@@ -32,6 +32,7 @@ from cdc_assets.postgres.publication.contents import (
 )
 from cdc_assets.postgres.publication.identity import Trouble, children, remedy, sentence, troubles
 from cdc_assets.postgres.publication.row_filters import same_text
+from cdc_assets.postgres.publication.shape import Published, published_shapes
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.readiness.source.partitions import under_roots, unlogged
 from cdc_assets.readiness.source.rights import missing_rights
@@ -58,6 +59,8 @@ class Facts:
     unlogged: Mapping[TableId, TableProblem]
     published: Mapping[str, Mapping[TableId, int] | None]
     """The tables of both publications; None for one that isn't there."""
+    shapes: Mapping[str, Published]
+    """What both send, if they are there."""
     unseen: Mapping[int, TableId]
     """In query mode: by oid, what transactions that aren't seen here write to."""
     made_from: Mapping[int, Mapping[str, AbstractSet[str]]]
@@ -89,6 +92,7 @@ def facts_of(source: Connection, config: SourceConfig, tables: Sequence[TableId]
         under_roots(source, config, there) if config.publishes else {},
         unlogged(source, there) if config.publishes else {},
         {name: published_tables(source, name) for name in both} if config.publishes else {},
+        published_shapes(source, both, oids) if config.publishes else {},
         unseen(source, oids) if config.query is not None else {},
         made_from(source, [t.oid for t in there if config.table(t.id).columns.mask]),
     )

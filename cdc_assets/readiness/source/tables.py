@@ -68,7 +68,7 @@ def table_findings(
             rows = f"{table.name}: only its rows where {one_line(table.where)} are replicated."
             yield Finding("filtered_rows", "info", rows, "")
         if follows:
-            yield from _whole(connection, config, table, found, inserts_only=inserts_only)
+            yield from _whole(facts, config, table, found, inserts_only=inserts_only)
     version = connection.info.server_version
     mode = "append" if inserts_only else table.mode or "mirror"
     why = why_pinned(config, mode, found.key_columns, version)
@@ -211,7 +211,7 @@ def _by_catalogs(found: SourceTable, table: TableConfig, facts: Facts) -> Iterat
 
 
 def _whole(
-    connection: Connection,
+    facts: Facts,
     config: SourceConfig,
     table: TableConfig,
     found: SourceTable,
@@ -221,7 +221,7 @@ def _whole(
     """Whether the publication, if it has the table, has all of it."""
     try:
         refuse_partial_publication(
-            connection,
+            facts.shapes,
             config.publication,
             found,
             table.columns.exclude,

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cdc_assets.errors import SparkProblem
 from cdc_assets.lake.spark import class_archive, jars
 from cdc_assets.lake.spark.class_archive import archive_path, sharing_options
 from cdc_assets.lake.spark.properties import SparkServerSettings
@@ -83,6 +84,15 @@ def test_only_an_archive_that_nobody_else_can_have_written_is_used(
 @pytest.mark.timeout(300)
 def test_a_broken_one_keeps_no_spark_from_starting(cache: Path, tmp_path: Path) -> None:
     assert not _maps_it(_made(archive_path(_class_path())), tmp_path / "broken")
+
+
+@pytest.mark.spark
+def test_it_stays_where_no_java_would_start(cache: Path, tmp_path: Path) -> None:
+    archive = _made(archive_path(_class_path()))
+    server = SparkServer(SparkServerSettings(1, "none"), tmp_path / "none")
+    with pytest.raises(SparkProblem):
+        server.ensure()
+    assert archive.exists()
 
 
 @pytest.mark.soak  # a minute; make java records one, too
