@@ -33,12 +33,12 @@ from cdc_assets.consumers.place import Place
 from cdc_assets.consumers.tables import following, group_of, newcomers, wanted
 from cdc_assets.errors import ConfigurationError, Fenced, first_line
 from cdc_assets.log.groups.cursors import GroupCursor, copy_name, held, move
+from cdc_assets.log.groups.lakes import lake_of_group
 from cdc_assets.log.states import TableState
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.relay.first import lake_of_group
 
 # A flusher registers once a second; and others' claims change when processes come and go.
 LOOK_SECONDS = 1.0

@@ -69,6 +69,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.comments import comments
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.traces import noted
+from cdc_assets.relay.first import refuse_other_log
 
 logger = logging.getLogger(__name__)
 
@@ -154,8 +155,10 @@ def maintain(
     """Maintain ``tables``, yielding a result for each; failures are in it, not raised.
 
     ``session`` is called only if there is something to do that needs Spark. Without ``thorough``
-    orphans are looked for once a day. Once ``budget_seconds`` are over no compaction begins.
+    orphans are looked for once a day. Once ``budget_seconds`` are over no compaction begins. Raises
+    SourceMismatch, having changed nothing, if the log was begun with another ``log``.
     """
+    refuse_other_log(pipeline.config, pipeline.store)
     until = time.monotonic() + budget_seconds if budget_seconds is not None else math.inf
     settle(pipeline)
     for number, table in enumerate(tables):

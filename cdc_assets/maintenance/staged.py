@@ -6,8 +6,9 @@ is deleted from ``log_index`` before the file: a run that dies in between leaves
 entry without its file.
 
 A file that small tables share is removed with the last entry that names it. Of a second lake
-(``relay``) the entries go, and the files are another source's: those that the second hasn't removed
-by itself go with the first one's.
+(``relay``) the entries go, and the files are another source's, which keeps them until then: the
+first one can't read the second's cursor from its Iceberg table. Entries that the second has, and
+doesn't hold, go with the first one's.
 
 An orphan is a file below the table's folder, or the shared one, without an entry. A flusher stages
 a long transaction in parts and registers them at its COMMIT, perhaps days later, so age alone
@@ -29,6 +30,7 @@ from pyarrow import fs
 
 from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.log.cursors import Cursor
+from cdc_assets.log.groups.lakes import kept_from
 from cdc_assets.log.sessions.heartbeat import forget_ended
 from cdc_assets.log.staged.places import Place, foreign_entry, staged_place, staged_places
 from cdc_assets.log.staged.storage import SHARED_FOLDER, folder_name
@@ -127,15 +129,19 @@ def remove_passed(
 ) -> Removed:
     """Remove the files that were passed longer ago than ``grace``, their entries first.
 
+    What a second lake holds stays until its own maintenance has removed it from its log.
+
     Each table counts its share of a shared file's bytes, and the last one counts the file. Raises
     TableProblem, at the end, if entries name files that are none of the source's; these stay.
     """
     gone, foreign = NOTHING, set[str]()
+    theirs = kept_from(store, table)
     while len(foreign) < _BATCH:
         found = store.connection.execute(
             "select start_offset, path from log_index where source = %s and table_name = %s"
-            " and passed_at <= now() - %s and path <> all(%s) order by start_offset limit %s",
-            (store.source, str(table), grace, list(foreign), _BATCH),
+            " and passed_at <= now() - %s and path <> all(%s)"
+            " and (start_offset < %s) is not false order by start_offset limit %s",
+            (store.source, str(table), grace, list(foreign), theirs, _BATCH),
         ).fetchall()
         place_of = {path: staged_place(places, path) for _, path in found}
         foreign |= {path for path, place in place_of.items() if place is None}

@@ -31,13 +31,16 @@ passes on an entry behind a gap. A copy of the whole first log that can't be con
 (``begin_anew``) ends all of them.
 
 **What is held.** The group's cursor follows the second lake's, while its table streams; the first
-one's maintenance waits for it, and for its own grace (invariant 11); then the entries go from both
-logs before the file does, whatever the second one's grace is. The first one can't look at the
-second lake's tables: it has the word of their merges, and of the second one's maintenance, which
-takes the cursor back where a table was rolled back. While a table is copied, the cursor stays. A
-table that is parked or given up holds nothing: only a new copy, from a new pin, takes it up again.
-If somebody drops the group, what follows may be removed at any moment: each table with a copy is
-parked, and says so. The log is given up by ``drop-source`` alone, which lets go of the group: until
-then nothing begins with another ``log:``, or without it (``first.refuse_other_log``). What a step
-passes on meanwhile is gone with the rest: it moves ``flushed_lsn`` only where there is one.
+one's maintenance waits for it, and for its own grace (invariant 11). The first one can't look at
+the second lake's tables, and one that was set back needs what the cursor is past. So the first
+removes nothing that the second log has of a table that is held (``log.groups.lakes``): the second
+one's maintenance has to be through first, which reads its lake table's cursor, and has a grace of
+its own. It takes the group's cursor back, too, where a table was set back. Of a table that isn't
+held, the entries go from both logs before the file does. While a table is copied, the cursor stays.
+A table that is parked or given up holds nothing: only a new copy, from a new pin, takes it up
+again. If somebody drops the group, what follows may be removed at any moment: each table with a
+copy is parked, and says so. The log is given up by ``drop-source`` alone, which lets go of the
+group: until then nothing begins with another ``log:``, or without it (``first.refuse_other_log``).
+What a step passes on meanwhile is gone with the rest: it moves ``flushed_lsn`` only where there is
+one.
 """

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.asked.wishes import refuse_if_dropped
 from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.log.groups.lakes import LOG_GROUP, LOG_OF
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.names import TableId
 from cdc_assets.relay.first import (
-    LOG_GROUP,
-    LOG_OF,
     first_log,
     logged_copy,
     staged_otherwise,
+    why_no_log,
     why_of_another,
     why_unlogged,
 )
@@ -76,7 +76,11 @@ def begin_tables(
     """
     assert config.log is not None
     first, group = first_log(config, store), config.log.group
-    if not waiting or store.flushed_lsn() is None:
+    if not waiting:
+        return []
+    if store.flushed_lsn() is None:
+        for row in waiting:
+            _waits(store, row, why_no_log(first.source))
         return []
     there, held = {row.table: row for row in first.tables()}, held_copies(first, group)
     begun = list[TableRow]()
@@ -87,10 +91,10 @@ def begin_tables(
             begun += [row] if copy is not None and held.get(row.table) == copy else []
             continue
         if theirs is None or copy is None:
-            store.note_waiting(row.table, why_unlogged(first.source, theirs))
+            _waits(store, row, why_unlogged(first.source, theirs))
             continue
         if theirs.oid != row.oid:
-            store.note_waiting(row.table, why_of_another(first.source))
+            _waits(store, row, why_of_another(first.source))
             continue
         if (problem := staged_otherwise(first.source, row, theirs)) is not None:
             logger.error("parked: %s", problem)
@@ -103,6 +107,11 @@ def begin_tables(
             _hold(store, first, group, row, copy, anew=held.get(row.table) != copy)
         begun.append(row)
     return begun
+
+
+def _waits(store: LogStore, row: TableRow, why: str) -> None:
+    if row.reason != why:  # each tick looks at hundreds of tables
+        store.note_waiting(row.table, why)
 
 
 def _hold(

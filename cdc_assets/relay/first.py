@@ -9,6 +9,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import ConfigurationError, SourceMismatch, TableProblem
 from cdc_assets.log.asked.wishes import dropped_since
 from cdc_assets.log.groups.cursors import copy_name, drop
+from cdc_assets.log.groups.lakes import LOG_GROUP, LOG_OF, lake_of_group
 from cdc_assets.log.staged.watermarks import ReadAt
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
@@ -17,8 +18,6 @@ from cdc_assets.messages.texts import command
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.row_filters import same_text
 
-# Keys in pipeline_meta of a second source: the first one's name, and the group there.
-LOG_OF, LOG_GROUP = "log_of", "log_group"
 _SYSTEM = "system_identifier"
 # A second lake has none: its tables are all its own.
 _CLAIMED = "select 1 from claims where consumer_group = %s and source = %s limit 1"
@@ -124,16 +123,6 @@ def refuse_shared_log(config: SourceConfig, store: LogStore) -> None:
         )
 
 
-def lake_of_group(first: LogStore, group: str) -> str | None:
-    """The second source whose lake the group is; None if it is of programs, or of nobody yet."""
-    row = first.connection.execute(
-        "select o.source from pipeline_meta o join pipeline_meta g using (source)"
-        " where o.key = %s and o.value = %s and g.key = %s and g.value = %s",
-        (LOG_OF, first.source, LOG_GROUP, group),
-    ).fetchone()
-    return str(row[0]) if row else None
-
-
 def hold_nothing(store: LogStore, log: LogConfig, table: TableId | None = None) -> None:
     """Let go of what the group holds in the first log, or (``table``) of that table's."""
     first = beside(store, log.of)
@@ -167,6 +156,11 @@ def logged_inserts(config: SourceConfig, store: LogStore) -> Mapping[TableId, bo
         return {}
     there = beside(store, config.log.of).tables()
     return {row.table: row.inserts_only for row in there if logged_copy(row) is not None}
+
+
+def why_no_log(of: str) -> str:
+    """Why no table begins, for a person: the first source has none, or has another name."""
+    return f"source {of} has no log in this coordination schema yet: start it, or correct log.of."
 
 
 def why_unlogged(of: str, theirs: TableRow | None) -> str:

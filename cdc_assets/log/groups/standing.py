@@ -7,6 +7,7 @@ from typing import Any
 
 from psycopg.rows import class_row
 
+from cdc_assets.log.groups.lakes import LOG_GROUP, LOG_OF
 from cdc_assets.log.session import STALE_SECONDS
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import GROUP
@@ -21,6 +22,8 @@ class GroupStatus:
     was committed at the source, or the group claimed or began a table that it hasn't read the
     snapshot of; None if it has everything. ``held_bytes``: about so much is staged, and kept for
     this group alone: the lake has it. ``behind``: the table that waits longest.
+    ``uncared_seconds``: of a second lake, since care of any of its tables was through, or one
+    streams; what it has merged is kept until then.
     """
 
     name: str
@@ -30,6 +33,7 @@ class GroupStatus:
     lag_seconds: float | None
     held_bytes: int
     behind: str | None
+    uncared_seconds: float | None = None
 
     @property
     def sentence(self) -> str:
@@ -74,7 +78,15 @@ at as (
                     where source = %(source)s and table_name = g.table_name
                       and end_offset > coalesce(m."offset", 0)
                     order by end_offset limit 100) i) b
-     where g.consumer_group <> %(lake)s)
+     where g.consumer_group <> %(lake)s),
+cared as (
+    select n.value as consumer_group, coalesce(
+           (select w.ended_at from work_done w where w.source = f.source
+               and w.kind = 'maintenance' and w.outcome = 'done'),
+           (select min(t.updated_at) from tables t
+             where t.source = f.source and t.state = 'streaming')) as at
+      from pipeline_meta f join pipeline_meta n on n.source = f.source and n.key = %(log_group)s
+     where f.key = %(log_of)s and f.value = %(source)s)
 select consumer_group as name, count(*) as tables, coalesce((
          select array_agg(distinct c.process order by c.process) from consumer c
            join sessions s on s.holder = c.worker
@@ -83,7 +95,9 @@ select consumer_group as name, count(*) as tables, coalesce((
        sum(rows)::bigint as pending_rows, max(lag) as lag_seconds,
        sum(bytes)::bigint as held_bytes,
        (array_agg(table_name order by lag desc, table_name) filter (where lag is not null))[1]
-         as behind
+         as behind,
+       (select extract(epoch from clock_timestamp() - c.at)::float8 from cared c
+         where c.consumer_group = at.consumer_group) as uncared_seconds
   from at group by consumer_group order by consumer_group
 """
 
@@ -91,5 +105,6 @@ select consumer_group as name, count(*) as tables, coalesce((
 def groups(store: LogStore) -> tuple[GroupStatus, ...]:
     """The groups that have read anything or are about to, by name: one query."""
     which = {"source": store.source, "lake": GROUP, "stale": STALE_SECONDS}
+    which |= {"log_of": LOG_OF, "log_group": LOG_GROUP}
     with store.connection.cursor(row_factory=class_row(GroupStatus)) as rows:
         return tuple(rows.execute(_GROUPS, which).fetchall())

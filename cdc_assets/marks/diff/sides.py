@@ -31,6 +31,11 @@ from cdc_assets.postgres.session.connect import Connection, connect
 from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets.verify.rows import Beside, as_of
 
+_SAME = (
+    "Make one that both have: cdc-assets mark NAME --publish, with markers.table set in both"
+    " configurations, or, where one is the second lake of the other, in the other."
+)
+
 
 class NoMark(TableProblem):
     """A table hasn't the mark's tag on one side."""
@@ -114,8 +119,7 @@ def opened(name: str, config: SourceConfig, mark: str) -> Iterator[Side]:
         if not found:
             raise ConfigurationError(
                 f"{name} ({config.name}) has no mark {mark}.",
-                "Make one that both have: cdc-assets mark NAME --publish, with markers.table set in"
-                " both configurations.",
+                _SAME,
             )
         yield Side(name, config, store, found[0])
 
@@ -135,8 +139,7 @@ def same_point(blue: Side, green: Side) -> Lsn:
         raise ConfigurationError(
             f"the mark {blue.mark.name} is at {one} of {blue.config.name}, and at {other} of"
             f" {green.config.name}: they are two moments.",
-            "Make one that both have: cdc-assets mark NAME --publish, with markers.table set in"
-            " both configurations.",
+            _SAME,
         )
     return one
 

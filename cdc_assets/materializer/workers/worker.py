@@ -30,6 +30,7 @@ from cdc_assets.materializer.workers.shares import Peer, moves
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.children import process_name
+from cdc_assets.relay.first import refuse_other_log
 
 # Between two reads of the others' shares: a cycle takes longer, waiting for one does not.
 LOOK_SECONDS = 1.0
@@ -63,9 +64,13 @@ update claims set problem = %(problem)s,
 
 
 class Worker:
-    """This process among the workers; a context manager, for the thread that uses the pipeline."""
+    """This process among the workers; a context manager, for the thread that uses the pipeline.
+
+    Raises SourceMismatch if the log was begun with another ``log`` than the configuration has.
+    """
 
     def __init__(self, pipeline: Pipeline, tables: Collection[TableId], group: str = GROUP) -> None:
+        refuse_other_log(pipeline.config, pipeline.store)
         self._store, self._group = pipeline.store, group
         self._wants = frozenset(tables)
         self._heart = Heart(pipeline.config)

@@ -1,4 +1,7 @@
-"""Consumer groups that are behind: staged files wait for them, and nobody else may notice."""
+"""Consumer groups that are behind: staged files wait for them, and nobody else may notice.
+
+For a second lake they wait until its maintenance is through, too.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,16 @@ from cdc_assets.observe.condition import COMMAND, Condition, Limits
 from cdc_assets.observe.status import SourceStatus
 
 _DEFAULT = ConsumerConfig(name="default")
+# Tables at rest are cared for once a day; what isn't costs room, which may take long to be missed.
+_UNCARED = Limits(2 * 86_400.0, 7 * 86_400.0)
 
 
 def groups(status: SourceStatus | None, config: SourceConfig) -> Iterator[Condition]:
     """One that is behind by its ``warn``; one that is out of the configuration, by the default."""
     known = {group.name: group for group in config.consumers}
     for group in status.groups if status is not None else ():
+        if group.uncared_seconds is not None:
+            yield _uncared(group.name, group.uncared_seconds)
         if group.lag_seconds is None:
             continue
         named = known.get(group.name, _DEFAULT)
@@ -35,3 +42,15 @@ def groups(status: SourceStatus | None, config: SourceConfig) -> Iterator[Condit
             Limits(named.warn.total_seconds(), named.fail.total_seconds()),
             since,
         )
+
+
+def _uncared(group: str, seconds: float) -> Condition:
+    return Condition(
+        f"group_care:{group}",
+        f"the second lake of the consumer group {group} isn't maintained",
+        f"for {timedelta(seconds=round(seconds))}; what is staged is kept until it is, though its"
+        " lake has it",
+        f"Look at its schedule of maintenance, or with its configuration: `{COMMAND} maintain`.",
+        _UNCARED,
+        datetime.now(UTC) - timedelta(seconds=seconds),
+    )

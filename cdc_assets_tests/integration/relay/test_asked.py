@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -12,13 +13,17 @@ from click.testing import CliRunner
 from cdc_assets.cli.main import cli
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.build import build_defs
+from cdc_assets.log.figures.work import Work, add
+from cdc_assets.observe.facts import Facts
+from cdc_assets.observe.report import problems
+from cdc_assets.observe.status import collect
 from cdc_assets.operations.drop import drop_source
 from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness.flushing import refuse_to_flush, source_findings
 from cdc_assets_tests.support.flusher import Bench
-from cdc_assets_tests.support.second import second_config, second_log
+from cdc_assets_tests.support.second import GROUP, second_config, second_log
 
 
 def said(config: SourceConfig, folder: Path, *words: str) -> str:
@@ -51,9 +56,46 @@ def test_before_the_first_has_a_log_it_waits(source: Bench, tmp_home: Path) -> N
         second.pins.tick()
         codes = {finding.code for finding in source_findings(second.config)}
         assert "log_missing" in codes
+        state, reason = second.state("a")
+        assert state == "waiting"
+        assert reason == (
+            f"source {first.name} has no log in this coordination schema yet: start it, or correct"
+            " log.of."
+        )
         source.flush(first)
         second.pin()
-        assert second.state("a")[0] == "streaming"
+        assert second.state("a") == ("streaming", None)
+
+
+def test_a_second_lake_that_nobody_maintains_is_told(source: Bench, first: SourceConfig) -> None:
+    """What it has merged is kept for it, and its group isn't behind."""
+    days = timedelta(days=1)
+
+    def told() -> list[tuple[str, bool]]:
+        with Pipeline.open(first) as pipeline:
+            status = collect(pipeline)
+        assert [group.name for group in status.groups] == [GROUP]
+        found = problems(Facts(datetime.now(UTC), status=status), first)
+        return [
+            (problem.condition.what, problem.severity == "fail")
+            for problem in found
+            if problem.condition.key == f"group_care:{GROUP}"
+        ]
+
+    def passed(time: timedelta) -> None:
+        source.ask_log("update _pg2iceberg.work_done set ended_at = ended_at - %s", time)
+        source.ask_log("update _pg2iceberg.tables set updated_at = updated_at - %s", time)
+
+    what = f"the second lake of the consumer group {GROUP} isn't maintained"
+    with second_log(source, first) as second:
+        second.pin()
+        assert told() == []
+        passed(3 * days)
+        assert told() == [(what, False)]
+        add(second.store.connection, second.store.source, Work("maintenance"))
+        assert told() == []
+        passed(8 * days)
+        assert told() == [(what, True)]
 
 
 def test_status_tells_whose_log_it_is(source: Bench, first: SourceConfig, tmp_path: Path) -> None:

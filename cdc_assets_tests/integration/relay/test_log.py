@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from cdc_assets.config.groups.consumers import ConsumerConfig
-from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.consumers.drop import drop_group
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.flusher.progress import Progress
 from cdc_assets.flusher.without_slot import relaying
-from cdc_assets.log.asked.marks import make
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.groups.standing import groups
 from cdc_assets.log.staged.places import staged_places
@@ -169,21 +168,38 @@ def test_the_first_one_keeps_what_the_second_hasn_t_merged(
         assert Path(files[1].removeprefix("file://")).exists()
 
 
-def test_what_the_first_one_removes_the_second_has_no_entry_of(
+def test_the_second_one_s_care_is_before_the_first_one_s(
     source: Bench, first: SourceConfig
 ) -> None:
+    """Only that one knows how far its lake is. Of what it doesn't hold, entries go with files."""
     with second_log(source, first) as second:
         second.pin()
         change(source, first, 0)
         change(source, first, 10)
         second.flush()
-        merged(first, 20)
-        merged(second.config, 10)
+        for config in (first, second.config):
+            merged(config, 20)
+        second.let_go()
+
+        def left(of: SourceConfig, table: str = "a") -> list[tuple[int, int]]:
+            return [entry[:2] for entry in second.entries(table, of=of.name)]
+
+        care(first)
+        assert left(first) == left(second.config) == [(0, 10), (10, 20)]
+        merged(second.config, 10)  # its lake table was set back
+        care(second.config)
+        care(first)
+        assert left(first) == left(second.config) == [(10, 20)]
+        second.store.park(A, "a value doesn't fit.")
         second.let_go()
         care(first)
-        for entries in (second.entries("a"), second.entries("a", of=first.name)):
-            assert [entry[:2] for entry in entries] == [(10, 20)]
+        assert left(first) == left(second.config) == []
         assert second.store.log_end(A) == 20
+        merged(second.config, 20)
+        second.let_go()
+        care(second.config)
+        care(first)
+        assert left(first, "b") == []
 
 
 def test_the_second_removes_no_file_of_the_first(source: Bench, first: SourceConfig) -> None:
@@ -353,37 +369,3 @@ def test_it_goes_on_with_a_slot_of_its_own(source: Bench, first: SourceConfig) -
         assert f"/{alone.name}/" in second.entries("a")[0][2]
         with Pipeline.open(first) as pipeline:
             refuse_shared_log(first, pipeline.store)
-
-
-def test_marks_of_the_second_are_its_own(source: Bench, first: SourceConfig) -> None:
-    with second_log(source, first) as second:
-        go_on(source, first, second, 0)
-        make(second.store, "here", [A])
-        assert source.ask_log(
-            'select source, "offset" from _pg2iceberg.marked_tables where name = %s', "here"
-        ) == [(second.config.name, 10)]
-
-
-def test_a_marker_marks_both_at_one_commit(source: Bench, tmp_home: Path) -> None:
-    source.execute("create table a (id int primary key, v text)")
-    source.execute(
-        "create table cdc_markers (marker uuid primary key default gen_random_uuid(), name text)"
-    )
-    settings = {**source.settings("a"), "markers": {"table": "public.cdc_markers"}}
-    config = parse_config(settings, "test")
-    source.flush(config)
-    with second_log(source, config, markers={}) as second:
-        second.pin()
-        for number in range(3):
-            source.execute(f"insert into a select {10 * number} + generate_series(1, 5)")
-            source.execute(f"insert into cdc_markers (name) values ('m{number}')")
-        source.execute("insert into a values (1000)")
-        source.flush(config)
-        second.flush()
-        marks = source.ask_log(
-            'select m.source, m.name, m.lsn::text, t."offset" from _pg2iceberg.marks m'
-            " join _pg2iceberg.marked_tables t using (source, name) order by 1, 2"
-        )
-        mine = [mark[1:] for mark in marks if mark[0] == second.config.name]
-        assert mine == [mark[1:] for mark in marks if mark[0] == config.name]
-        assert [offset for *_, offset in mine] == [5, 10, 15]

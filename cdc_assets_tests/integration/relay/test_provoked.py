@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -149,4 +150,28 @@ def test_what_is_rolled_back_is_held_again(copied_lake: NewLake) -> None:
         assert first.execute(f"{passed} and passed_at is not null") == [(0,)]
         second.drain(T)
         assert held() == after
+        assert second.equal(T)
+
+
+def test_what_is_rolled_back_and_not_noticed_yet_is_there(copied_lake: NewLake) -> None:
+    """The first one's maintenance is before the second one's, and its grace is over."""
+    with copied_lake(SETUP, "t") as first, second_lake(first) as second:
+        first.execute("update t set v = 'x' where id < 5")
+        catch_up(first, second)
+        loaded = second.lake_table(T).load()
+        assert loaded is not None
+        first.execute("update t set v = 'y' where id < 9")
+        catch_up(first, second)
+        let_go(second.config, second.pipeline.store, first.pipeline.store)
+        name = second.lake_table(T).sql_name.removeprefix("lake.")
+        back = loaded.metadata.current_snapshot_id
+        second.session.sql(f"call lake.system.rollback_to_snapshot('{name}', {back})")
+        care = first.config.maintenance.model_copy(update={"staged_grace": timedelta(0)})
+        with Pipeline.open(first.config.model_copy(update={"maintenance": care})) as pipeline:
+            (done,) = maintain(pipeline, lambda: first.session, [T])
+        assert (done.problem, done.staged.files) == (None, 0)
+        (done,) = maintain(second.pipeline, lambda: second.session, [T])
+        assert done.problem is None
+        second.drain(T)
+        assert second.row(T).state == TableState.STREAMING
         assert second.equal(T)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from cdc_assets.config.groups.consumers import ConsumerConfig
 from cdc_assets.config.source import SourceConfig, parse_config
@@ -13,15 +14,24 @@ from cdc_assets.consumers import follow
 from cdc_assets.consumers.drop import drop_group
 from cdc_assets.errors import ConfigurationError, SourceMismatch
 from cdc_assets.flusher.flusher import run
+from cdc_assets.maintenance.run import maintain
+from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.operations.copying import resume
 from cdc_assets.operations.drop import drop_source
 from cdc_assets.operations.state.migrate import migrate_state
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness.flushing import source_findings
 from cdc_assets_tests.support.flusher import Bench
 from cdc_assets_tests.support.second import GROUP, copied_anew, pinned, second_config, second_log
+
+A = TableId("public", "a")
+
+
+def unasked() -> SparkSession:
+    raise AssertionError
 
 
 @pytest.mark.parametrize(
@@ -175,6 +185,10 @@ def test_log_isn_t_taken_out_before_what_it_holds_is_let_go_of(
                     drop_source(pipeline)
                 with pytest.raises(SourceMismatch, match="that is that of"):
                     migrate_state(without, source.dsn.replace(first.name, "postgres"))
+                with pytest.raises(SourceMismatch, match="that is that of"):
+                    [*maintain(pipeline, unasked, [A])]
+                with pytest.raises(SourceMismatch, match="that is that of"), Worker(pipeline, [A]):
+                    pass
         for name in "ab":
             copied_anew(second.config, f"public.{name}")
         with pytest.raises(SourceMismatch, match="as its"):
