@@ -16,7 +16,7 @@ from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.process.helper_thread import HelperThread, Note
 from cdc_assets.readiness.admission import refuse_or_park
-from cdc_assets.readiness.source.now import followed
+from cdc_assets.readiness.source.now import followed, remember
 from cdc_assets.readiness.source.record import SlotRestart
 
 # After a table is dropped or taken out of the publication, its log looks complete for so long.
@@ -64,8 +64,12 @@ class Reviewer:
         except psycopg.Error:
             self._hang_up()
             raise
+        if found.went_on:  # a server that crashes forgets what was acknowledged a moment ago
+            remember(store, found)
         if self._slot_restart is not None:
-            store.set_meta("slot_restart_lsn", str(self._slot_restart))
+            with store.connection.transaction():
+                if store.holds_flushed():
+                    store.set_meta("slot_restart_lsn", str(self._slot_restart))
         begins = found.slot.restart if found.slot is not None else None
         self._slot_restart = None if begins is None else SlotRestart(begins, found.timeline)
 

@@ -29,6 +29,7 @@ from cdc_assets.postgres.names import TableId
 SOURCE_FACTS = (
     "system_identifier",
     "timeline",
+    "timeline_history",
     "database",
     "publication",
     "slot_restart_lsn",
@@ -202,6 +203,11 @@ class LogStore(CursorStore):
                 f"the log of source {self.source} was begun anew, or given up.",
                 "What was read for it isn't registered any more.",
             )
+
+    def holds_flushed(self) -> bool:
+        """Whether the log has a beginning, which nobody takes away in this transaction."""
+        query = "select 1 from flushed_lsn where source = %s for update"
+        return self.connection.execute(query, (self.source,)).fetchone() is not None
 
     def entries(self, table: TableId, offset: int) -> list[LogEntry]:
         """The entries of ``table`` that hold offsets from ``offset`` on, in order.

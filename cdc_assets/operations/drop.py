@@ -2,9 +2,9 @@
 
 Of a second lake nothing at the source is its own, and what it held of the first log is let go of.
 
-The source is first recorded as dropped. An active flusher sees that within seconds and ends, and no
-new one begins: it would create the slot again. Then nobody holds the slot any more. Resuming the
-source copies every table anew under a new slot.
+The source is first recorded as dropped. Who is making its slot is waited for, and nobody begins to
+any more. An active flusher sees the record within seconds and ends; then nobody holds the slot.
+Resuming the source copies every table anew under a new slot.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def drop_source(pipeline: Pipeline, *, files: bool = False) -> Dropped:
         " on conflict do nothing",
         (config.name, DROPPED),
     )
+    with store.locked(PINS_LOCK):
+        pass  # who makes a slot has it; from now on they refuse
     whose = "somebody else's"
     with pipeline.connect_source("drop") as source:
         if on_standby(source):

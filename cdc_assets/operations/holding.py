@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from cdc_assets.errors import TableProblem, TablesFailed
+from cdc_assets.log.asked.wishes import refuse_if_dropped
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.states import TableState
 from cdc_assets.pins.elsewhere.restored import HeldPoint, hold_point
@@ -39,6 +40,7 @@ def held_point(pipeline: Pipeline) -> Iterator[HeldPoint]:
             raise TablesFailed([TableProblem(pipeline.config.name, what, "See cdc-assets status.")])
         pins.store.lock(PINS_LOCK)
         try:
+            refuse_if_dropped(pins.store)
             with pipeline.connect_source("pins") as source:
                 held = hold_point(pipeline, source, begun)
         finally:

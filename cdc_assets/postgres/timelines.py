@@ -23,6 +23,17 @@ class History:
     timeline: int
     past: tuple[tuple[int, Lsn], ...] = ()
 
+    def __str__(self) -> str:
+        return " ".join([str(self.timeline), *(f"{number}:{left}" for number, left in self.past)])
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        timeline, *past = text.split()
+        parts = (part.partition(":") for part in past)
+        return cls(
+            int(timeline), tuple((int(number), Lsn.parse(left)) for number, _, left in parts)
+        )
+
     @classmethod
     def read(cls, dsn: str) -> Self:
         """Of a server, by a role that may replicate. Raises ReplicationLost or PreflightError."""
@@ -36,6 +47,10 @@ class History:
             connection.close()
         return cls(timeline, _parsed(said))
 
+    def left(self, timeline: int) -> Lsn | None:
+        """Where it left one that it came by; None if it didn't come by it, or is on it."""
+        return dict(self.past).get(timeline)
+
 
 def parted(one: History, other: History) -> Lsn | None:
     """Up to where both have the same WAL; None if neither has left the other's timeline."""
@@ -48,16 +63,6 @@ def parted(one: History, other: History) -> Lsn | None:
             return min(lsn for lsn in (left, others_left) if lsn is not None)
         common = left or common
     return None
-
-
-def switch_point(dsn: str, timeline: int, ancestor: int) -> Lsn | None:
-    """Where the server's ``timeline`` left ``ancestor``; None if it doesn't descend from it."""
-    connection = replication_connect(dsn, "cdc_assets timeline")
-    try:
-        history = command(connection, f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
-    finally:
-        connection.close()
-    return dict(_parsed(history)).get(ancestor)
 
 
 def _parsed(history: bytes) -> tuple[tuple[int, Lsn], ...]:

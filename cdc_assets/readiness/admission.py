@@ -22,6 +22,7 @@ from cdc_assets.errors import (
     SourceMismatch,
     first_line,
 )
+from cdc_assets.log.asked.wishes import refuse_if_dropped
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
@@ -51,8 +52,9 @@ def admit(pipeline: Pipeline) -> Lsn:
 
     Raises SourceMismatch naming every error. Tables with a gap are parked.
     """
+    refuse_if_dropped(pipeline.store)
     with pipeline.connect_source("flusher check") as source:
-        found = refuse_or_park(source, pipeline.config, pipeline.store)
+        found = refuse_or_park(source, pipeline.config, pipeline.store, begins=True)
     flushed = pipeline.store.flushed_lsn()
     if flushed is None:
         raise CoordinationError(
@@ -64,9 +66,14 @@ def admit(pipeline: Pipeline) -> Lsn:
     return flushed
 
 
-def refuse_or_park(source: Connection, config: SourceConfig, store: LogStore) -> Source:
-    """Raise the source's errors, park the tables with errors of their own."""
-    found, now = review(source, config, store)
+def refuse_or_park(
+    source: Connection, config: SourceConfig, store: LogStore, *, begins: bool = False
+) -> Source:
+    """Raise the source's errors, park the tables with errors of their own.
+
+    ``begins``: a stream does.
+    """
+    found, now = review(source, config, store, begins=begins)
     found.refuse()
     _park(store, found)
     return now
@@ -94,7 +101,7 @@ def settle(pipeline: Pipeline, source: Connection) -> Source:
     config, store = pipeline.config, pipeline.store
     refuse_other_log(config, store)
     while True:
-        found, now = review(source, config, store)
+        found, now = review(source, config, store, begins=True)
         if not found.errors:
             _park(store, found)
             return now

@@ -10,6 +10,7 @@ from typing import Any, LiteralString
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.asked.markers import take_markers
 from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.states import LOGGED
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import GROUP
@@ -140,6 +141,19 @@ def pass_on(config: SourceConfig, store: LogStore, first: LogStore, *, most_mark
 
     Raises ReplicationLost, and nothing was passed on, if the source was dropped meanwhile.
     """
+    done = _step(config, store, first, most_marks)
+    if done is not None:
+        return done
+    if store.try_lock(PINS_LOCK):  # who drops the source has it, and leaves no beginning behind
+        try:
+            begin_relay(config, store)
+        finally:
+            store.unlock(PINS_LOCK)
+    return Passed(store.flushed_lsn())
+
+
+def _step(config: SourceConfig, store: LogStore, first: LogStore, most_marks: int) -> Passed | None:
+    """None if the log has no beginning, or lost it."""
     which = _which(config, store, first)
     with store.connection.transaction():
         row = store.connection.execute(_CUT, which).fetchone()
@@ -149,8 +163,7 @@ def pass_on(config: SourceConfig, store: LogStore, first: LogStore, *, most_mark
             if known is not None:
                 logger.warning("the log of %s has begun anew, and so does this one", first.source)
                 store.begin_anew()
-            begin_relay(config, store)
-            return Passed(store.flushed_lsn())
+            return None
         assert row is not None
         marker = _lsn(row[4])
         bound = store.connection.execute(_BOUND, {**which, "most": MOST_ENTRIES}).fetchone()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import LiteralString
 
@@ -15,6 +16,7 @@ from psycopg import sql
 
 from cdc_assets.config.addresses import replication_dsn
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import PreflightError
 from cdc_assets.log.copies.chunks import last_read
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
@@ -34,7 +36,7 @@ from cdc_assets.postgres.slots import (
     slot_status,
     system_identifier,
 )
-from cdc_assets.postgres.timelines import History, switch_point
+from cdc_assets.postgres.timelines import History, parted
 from cdc_assets.readiness.source.enrolment import made_otherwise, shown_by_generated
 from cdc_assets.readiness.source.partitions import UNLOGGED
 from cdc_assets.readiness.source.record import (
@@ -59,7 +61,15 @@ def recorded(store: LogStore) -> Recorded:
         store.meta("publication"),
         SlotRestart.parse(restart) if restart else None,
         last_read(store),
+        _history(store, int(timeline)) if timeline else None,
     )
+
+
+def _history(store: LogStore, timeline: int) -> History | None:
+    """None if the record is of an earlier version, which knew the number alone."""
+    said = store.meta("timeline_history")
+    found = History.parse(said) if said is not None else History(1)
+    return found if found.timeline == timeline else None
 
 
 def look(
@@ -70,10 +80,12 @@ def look(
     known: Recorded,
     *,
     standby: bool = False,
+    begins: bool = False,
 ) -> Source:
-    """The source's present state; ``dsn`` is for a timeline's history, if that is needed.
+    """The source's present state; ``dsn`` is for its timeline's history, which replication tells.
 
-    Of a server in recovery only replication tells the timeline: ``standby``: it is asked for.
+    That is asked for if the timeline has another number than the recorded one, or if a stream
+    ``begins``. Of a server in recovery nothing else tells the number: ``standby``: it is asked for.
     """
     row = connection.execute(
         "select pg_is_in_recovery(), case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
@@ -85,36 +97,41 @@ def look(
     ).fetchone()
     assert row is not None
     in_recovery, end, database, name, published, received = row
-    timeline = 0
+    timeline, history = 0, None
     if not in_recovery:
         # A WAL file's name begins with the timeline; the control file lags behind a promotion.
         found = connection.execute(
             "select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
         ).fetchone()
         timeline = int(str(found[0]), 16) if found else 0
+        if timeline == 1:
+            history = History(1)
+        elif timeline != known.timeline:
+            history = History.read(dsn)
+        elif begins:
+            with suppress(PreflightError):  # its file may be gone where nobody was promoted lately
+                history = History.read(dsn)
     elif standby:
-        timeline = History.read(dsn).timeline
+        history = History.read(dsn)
     source = Source(
         in_recovery,
         system_identifier(connection),
-        timeline,
+        timeline if history is None else history.timeline,
         Lsn.parse(end or "0/0"),
         database,
         name,
         published,
         slot,
         received=Lsn.parse(received or "0/0"),
+        history=history,
     )
-    if (
-        (standby or not in_recovery)
-        and known.timeline is not None
-        and source.system == known.system
-        and timeline > known.timeline
-    ):
-        left_at = switch_point(dsn, timeline, known.timeline)
-        sent = sent_through(connection, slot.name) if standby and slot is not None else None
-        return replace(source, left_at=left_at, sent=sent)
-    return source
+    if history is None or known.timeline is None or source.system != known.system:
+        return source
+    left_at = history.left(known.timeline)
+    at = left_at if known.history is None else parted(known.history, history)
+    descends = at is not None and at == left_at
+    sent = sent_through(connection, slot.name) if standby and slot and descends else None
+    return replace(source, left_at=at, sent=sent)
 
 
 def followed(store: LogStore) -> list[TableRow]:
@@ -249,8 +266,10 @@ def look_at_tables(
     return tables
 
 
-def review(connection: Connection, config: SourceConfig, store: LogStore) -> tuple[Review, Source]:
-    """Compare everything; changes nothing.
+def review(
+    connection: Connection, config: SourceConfig, store: LogStore, *, begins: bool = False
+) -> tuple[Review, Source]:
+    """Compare everything; changes nothing. ``begins``: see :func:`look`.
 
     A flusher may be at work: slot, log and end of WAL are read in this order, in which none may be
     ahead of the next.
@@ -260,7 +279,7 @@ def review(connection: Connection, config: SourceConfig, store: LogStore) -> tup
     known = recorded(store)
     standby = config.postgres.standby
     dsn = replication_dsn(config)
-    source = look(connection, dsn, stands, publication, known, standby=standby)
+    source = look(connection, dsn, stands, publication, known, standby=standby, begins=begins)
     findings = tuple(compare(known, source, slot, publication, standby=standby))
     rows = followed(store)
     if (source.in_recovery and not standby) or not rows:
@@ -294,13 +313,22 @@ def review(connection: Connection, config: SourceConfig, store: LogStore) -> tup
 
 
 def remember(store: LogStore, source: Source) -> None:
-    """Record the source that the log is made from; only after a review without errors."""
+    """Record the source that the log is made from; only after a review without errors.
+
+    Of a log that was given up meanwhile nothing is recorded.
+    """
     now = {
         "system_identifier": source.system,
         "timeline": str(source.timeline),
         "database": source.database,
         "publication": source.publication,
+        "timeline_history": None if source.history is None else str(source.history),
     }
-    for key, value in now.items():
-        if value is not None and store.meta(key) != value:
-            store.set_meta(key, value)
+    changed = {key: value for key, value in now.items() if value is not None}
+    changed = {key: value for key, value in changed.items() if store.meta(key) != value}
+    if not changed:
+        return
+    with store.connection.transaction():
+        if store.holds_flushed():
+            for key, value in changed.items():
+                store.set_meta(key, value)

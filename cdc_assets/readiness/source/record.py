@@ -10,6 +10,7 @@ from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.publication.shape import PublishedShape
 from cdc_assets.postgres.slots import SlotStatus
+from cdc_assets.postgres.timelines import History
 
 ANEW = "cdc-assets resync --all copies every table anew through a new slot."
 # Errors that a new slot and new copies don't mend: of the configuration, or of a foreign slot.
@@ -55,11 +56,13 @@ class Recorded:
     publication: str | None = None
     slot_restart: SlotRestart | None = None
     read: Lsn | None = None
+    history: History | None = None
+    """Of its timeline, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source's present state. ``left_at``: where its timeline left the recorded one, if so.
+    """The source's present state. ``left_at``: where its timeline and the recorded one part, if so.
 
     ``database`` and ``publication`` are oids: a new object of the same name has another one.
     """
@@ -77,6 +80,13 @@ class Source:
     """How far its slot's stream was sent, as known after ``left_at``; None if that isn't known."""
     received: Lsn = Lsn.ZERO
     """Of a standby: how much WAL it has; ``end`` is how much of it is replayed."""
+    history: History | None = None
+    """Of its timeline, if it was asked for."""
+
+    @property
+    def went_on(self) -> bool:
+        """Whether the slot's stream went on here from the recorded timeline to the present one."""
+        return self.left_at is not None and self.sent is not None and self.sent > self.left_at
 
 
 @dataclass(frozen=True, slots=True)

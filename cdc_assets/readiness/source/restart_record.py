@@ -86,7 +86,8 @@ def _compare_wal(known: Recorded, flushed: Lsn, now: Source, *, standby: bool) -
             f" {flushed}: it was restarted, and isn't back there yet, or it is an older copy.",
             "Wait: it goes on by itself. If it stays so, see whether its replay is paused.",
         )
-    elif not now.in_recovery and now.end < flushed:
+        return  # it may have to follow its primary to the recorded timeline again
+    if not now.in_recovery and now.end < flushed:
         yield Finding(
             "source_behind_log",
             "error",
@@ -94,17 +95,18 @@ def _compare_wal(known: Recorded, flushed: Lsn, now: Source, *, standby: bool) -
             " a backup was restored, or a standby promoted that lacked the end.",
             f"{ANEW} (What the log has beyond it isn't in the source any more.)",
         )
-    if known.timeline is None or known.timeline == now.timeline:
+    if known.timeline is None or (known.timeline == now.timeline and now.left_at is None):
         return
-    if standby and now.left_at and now.sent and now.sent > now.left_at:
+    if standby and now.went_on:
         return  # the stream itself went on to this timeline, at this very server
     if now.left_at is None or now.left_at < flushed:
-        where = f"left it at {now.left_at}" if now.left_at else "doesn't come from it"
+        parted = now.left_at is not None and now.left_at > Lsn.ZERO
+        where = f"parted from it at {now.left_at}" if parted else "has nothing in common with it"
         yield Finding(
             "timeline_diverged",
             "error",
             f"log or copies have changes up to {flushed} of timeline {known.timeline}; the source"
-            f" is on timeline {now.timeline}, which {where}: a backup was restored, or a standby"
+            f" is on a timeline {now.timeline}, which {where}: a backup was restored, or a standby"
             " promoted that lacked the end.",
             ANEW,
         )

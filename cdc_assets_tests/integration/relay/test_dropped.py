@@ -10,9 +10,12 @@ import pytest
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import SourceMismatch
 from cdc_assets.flusher.flusher import run
+from cdc_assets.log.groups.lakes import LOG_OF
 from cdc_assets.log.store import LogStore
 from cdc_assets.operations.drop import drop_source
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.relay import beginning
+from cdc_assets.relay.first import first_log
 from cdc_assets_tests.support.flusher import Bench
 from cdc_assets_tests.support.second import second_log
 from cdc_assets_tests.support.threads import beside
@@ -62,3 +65,42 @@ def test_in_the_midst_of_a_step(
         assert second.entries("a") == []
         assert second.store.flushed_lsn() is None
         assert second.held() == {}
+
+
+def test_while_its_log_begins(
+    source: Bench, first: SourceConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does once the first one has begun anew."""
+    inside, go_on, dropped = threading.Event(), threading.Event(), threading.Event()
+    look, told = first_log, list[SourceMismatch]()
+
+    def waits(*about: Any) -> Any:
+        inside.set()
+        assert go_on.wait(60)
+        return look(*about)
+
+    def flusher(_: threading.Event) -> None:
+        try:
+            run(second.config)
+        except SourceMismatch as error:
+            told.append(error)
+
+    def drops(_: threading.Event) -> None:
+        with Pipeline.open(second.config) as pipeline:
+            drop_source(pipeline)
+        dropped.set()
+
+    with second_log(source, first) as second:
+        second.pin()
+        second.pins.close()
+        with beside(flusher):
+            wait_for(lambda: source.ask_log("select 1 from _pg2iceberg.consumer"))
+            monkeypatch.setattr(beginning, "first_log", waits)
+            second.store.begin_anew()
+            assert inside.wait(60)
+            with beside(drops):
+                dropped.wait(3)
+                go_on.set()
+            wait_for(lambda: told)
+        assert told[0].codes == ("source_dropped",)
+        assert (second.store.flushed_lsn(), second.store.meta(LOG_OF)) == (None, None)

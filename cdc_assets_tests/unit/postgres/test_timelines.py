@@ -33,6 +33,11 @@ def test_servers_have_the_same_wal_until_one_leaves_the_timeline(
     assert parted(copy, source) == point
 
 
+def test_a_history_is_written_down() -> None:
+    for history in (FIRST, History(5, ((1, A), (3, B)))):
+        assert History.parse(str(history)) == history
+
+
 def test_a_history_file_is_read() -> None:
     said = b"1\t0/64\tno recovery target specified\n\n2\t0/C8\tbefore 2026-01-01\n"
     assert _parsed(said) == ((1, A), (2, B))

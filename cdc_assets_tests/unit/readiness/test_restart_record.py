@@ -35,6 +35,22 @@ def test_a_promoted_standby_that_lacks_the_end_is_named() -> None:
     assert codes(KNOWN, replace(NOW, timeline=2, left_at=Lsn(999))) == ["timeline_diverged"]
 
 
+def test_another_timeline_of_the_same_number_is_named() -> None:
+    known = replace(KNOWN, timeline=2, slot_restart=None)
+    assert codes(known, replace(NOW, timeline=2, left_at=Lsn(999))) == ["timeline_diverged"]
+    assert codes(known, replace(NOW, timeline=2, left_at=Lsn(1000))) == []
+
+
+def test_a_standby_that_is_behind_may_follow_to_the_recorded_timeline_again() -> None:
+    known = replace(KNOWN, timeline=2, slot_restart=None)
+    now = replace(NOW, in_recovery=True, end=Lsn(800), received=Lsn(800), left_at=Lsn(900))
+    found = compare(known, now, "s", "p", standby=True)
+    assert [finding.code for finding in found] == ["standby_behind_log"]
+    now = replace(now, end=Lsn(1000), received=Lsn(1000))
+    found = compare(known, now, "s", "p", standby=True)
+    assert [finding.code for finding in found] == ["timeline_diverged"]
+
+
 def test_a_promoted_standby_that_lacks_what_a_copy_has_read_is_named() -> None:
     known = replace(KNOWN, read=Lsn(1600))
     assert codes(known, replace(NOW, timeline=2, left_at=Lsn(1700))) == []
