@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
 from cdc_assets.cli.main import cli
+from cdc_assets.embedded.binaries import server_user, usable_data
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import pin_keeper
 from cdc_assets.log.locks import PINS_LOCK
@@ -35,6 +36,20 @@ def source(
     with bench(dsn, "f_sessions", tmp_path, postgres_dsn()) as made:
         made.execute("create table t (id int primary key)")
         yield made
+
+
+@pytest.fixture
+def promoted(public_directory: Path) -> Iterator[str]:
+    """The address of a server that was a standby once: it is on timeline 2."""
+    server = EmbeddedPostgres(public_directory / "promoted")
+    server.start()
+    server.stop()
+    (usable_data(server.directory, server_user()) / "standby.signal").touch()
+    dsn = server.start()
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute("select pg_promote()")
+    yield dsn
+    server.remove()
 
 
 def cut(session: psycopg.Connection[object]) -> int:
@@ -76,8 +91,14 @@ def test_tables_are_pinned_again_after_the_pins_session_is_lost(
         os.close(kept)
 
 
-def test_a_look_at_the_timelines_that_fails_is_an_outage(source: Bench) -> None:
+def test_a_look_at_the_timelines_that_fails_is_an_outage(promoted: str, tmp_path: Path) -> None:
     """The flusher waits, as for any connection, when a standby that was promoted turns it away."""
+    with bench(promoted, "f_promoted", tmp_path) as source:
+        source.execute("create table t (id int primary key)")
+        _turned_away(source)
+
+
+def _turned_away(source: Bench) -> None:
     timeline = (
         "update _pg2iceberg.pipeline_meta set value = %s where key = 'timeline' returning value"
     )
@@ -91,13 +112,13 @@ def test_a_look_at_the_timelines_that_fails_is_an_outage(source: Bench) -> None:
         config = source.config("public.t")
         with flushing(config) as progress:
             wait_for(lambda: progress.state == "streaming")
-            source.ask_log(timeline, "0")
+            source.ask_log(timeline, "1")
             source.execute(f"alter role {database} noreplication")
             source.terminate("flusher")
             wait_for(lambda: progress.state == "reconnecting")
             wait_for(lambda: "replication connection" in (progress.last_error or ""))
+            source.ask_log(timeline, "2")
             source.execute(f"alter role {database} replication")
-            source.ask_log(timeline, "1")
             wait_for(lambda: progress.sessions == 2)
     finally:
         source.dsn = admin

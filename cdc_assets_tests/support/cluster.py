@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -134,7 +135,7 @@ class Running:
 
     def run(self, do: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function of a module with the cluster, on the platform's machine."""
-        return self.pool.submit(do, self.cluster, *arguments).result()
+        return self.pool.submit(_sendable, do, self.cluster, *arguments).result()
 
 
 @contextmanager
@@ -223,6 +224,14 @@ def _wire(machines: Mapping[str, Machine]) -> None:
     database.do("ip", "addr", "add", f"{DATABASE}/32", "dev", "lo")
     database.do("ip", "route", "add", PLATFORM, "dev", "platform")
     database.do("ip", "route", "add", _NODES, "dev", "cluster")
+
+
+def _sendable(do: Callable[..., Result], *arguments: Any) -> Result:
+    """An error of PySpark's ends who receives it from another process: it is told as a text."""
+    try:
+        return do(*arguments)
+    except Exception:  # noqa: BLE001 - whatever it is
+        raise AssertionError(traceback.format_exc()) from None
 
 
 def _arrive(platform: Machine, home: Path) -> None:

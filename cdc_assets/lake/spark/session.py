@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from pyspark.errors import PySparkException
+from pyspark.errors import utils as pyspark_errors
 from pyspark.errors.exceptions.connect import SparkConnectException, SparkConnectGrpcException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -79,6 +80,10 @@ def _release_at_the_end() -> None:
 
 
 _release_at_the_end()
+
+# Else the first column that a process names asks the first session that it ever had, whose server
+# may be gone, and each one after it notes where in our code it was named.
+pyspark_errors._enable_debugging_cache = False  # type: ignore[assignment]
 
 # PySpark logs its errors as JSON with its own and Java's stack, and values; we report them in a
 # sentence. Silenced by level, because reconfiguring logging enables loggers that are disabled.

@@ -86,7 +86,10 @@ def source(cluster: Cluster, **more: Any) -> Iterator[Source]:
     """A source with the table ``orders``; its database and slot are gone afterwards."""
     name = f"test_{secrets.token_hex(4)}"
     dsn = cluster.dsn.removesuffix("postgres") + name
-    with object_store(PLATFORM) as store, psycopg.connect(cluster.dsn, autocommit=True) as admin:
+    with (
+        object_store(host=PLATFORM) as store,
+        psycopg.connect(cluster.dsn, autocommit=True) as admin,
+    ):
         store.keys = {KEY.id: KEY}
         admin.execute(f"create database {name}".encode())
         key = {"access_key_id": KEY.id, "secret_access_key": KEY.secret}
