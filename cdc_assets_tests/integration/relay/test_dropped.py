@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,27 @@ from cdc_assets_tests.support.threads import beside
 from cdc_assets_tests.support.waiting import wait_for
 
 
+def flusher(config: SourceConfig, told: list[SourceMismatch]) -> Callable[[object], None]:
+    """A flusher that says in ``told`` why it ended."""
+
+    def runs(_: object) -> None:
+        try:
+            run(config)
+        except SourceMismatch as error:
+            told.append(error)
+
+    return runs
+
+
+def drops(config: SourceConfig, dropped: threading.Event) -> Callable[[object], None]:
+    def drop(_: object) -> None:
+        with Pipeline.open(config) as pipeline:
+            drop_source(pipeline)
+        dropped.set()
+
+    return drop
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_in_the_midst_of_a_step(
     source: Bench, first: SourceConfig, monkeypatch: pytest.MonkeyPatch, when: str
@@ -38,26 +60,15 @@ def test_in_the_midst_of_a_step(
         if when == "before":
             advance(*about)
 
-    def flusher(_: threading.Event) -> None:
-        try:
-            run(second.config)
-        except SourceMismatch as error:
-            told.append(error)
-
-    def drops(_: threading.Event) -> None:
-        with Pipeline.open(second.config) as pipeline:
-            drop_source(pipeline)
-        dropped.set()
-
     with second_log(source, first) as second:
         second.pin()
         second.flush()
         source.execute("insert into a select generate_series(1, 9)")
         source.flush(first)
         monkeypatch.setattr(LogStore, "advance", waits)
-        with beside(flusher):
+        with beside(flusher(second.config, told)):
             assert inside.wait(60)
-            with beside(drops):
+            with beside(drops(second.config, dropped)):
                 assert dropped.wait(3 if when == "after" else 60) is (when == "before")
                 go_on.set()
             wait_for(lambda: told)
@@ -79,26 +90,15 @@ def test_while_its_log_begins(
         assert go_on.wait(60)
         return look(*about)
 
-    def flusher(_: threading.Event) -> None:
-        try:
-            run(second.config)
-        except SourceMismatch as error:
-            told.append(error)
-
-    def drops(_: threading.Event) -> None:
-        with Pipeline.open(second.config) as pipeline:
-            drop_source(pipeline)
-        dropped.set()
-
     with second_log(source, first) as second:
         second.pin()
         second.pins.close()
-        with beside(flusher):
+        with beside(flusher(second.config, told)):
             wait_for(lambda: source.ask_log("select 1 from _pg2iceberg.consumer"))
             monkeypatch.setattr(beginning, "first_log", waits)
             second.store.begin_anew()
             assert inside.wait(60)
-            with beside(drops):
+            with beside(drops(second.config, dropped)):
                 dropped.wait(3)
                 go_on.set()
             wait_for(lambda: told)
