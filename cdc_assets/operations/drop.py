@@ -26,9 +26,11 @@ from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.staged.places import staged_files, staged_places
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.publication.contents import inserts_publication, publication_oid
-from cdc_assets.postgres.slots import drop_slot, on_standby, slot_status
+from cdc_assets.postgres.slots import SLOT_PATIENCE_SECONDS, drop_slot, on_standby, slot_status
 from cdc_assets.relay.first import hold_nothing, refuse_other_log
 
+# Who makes a slot gives up before that.
+_PINS_SECONDS = SLOT_PATIENCE_SECONDS + 30.0
 # A flusher looks every few seconds; the server ends a session that hangs or isn't ours.
 _PATIENCE_SECONDS, _LONGEST_SECONDS, _LOOK_SECONDS = 30.0, 60.0, 0.5
 
@@ -60,8 +62,8 @@ def refuse_unmeant(config: SourceConfig, named: str | None, remedy: str) -> None
 def drop_source(pipeline: Pipeline, *, files: bool = False) -> Dropped:
     """Remove slot and publication; with ``files``, the staged changes, too.
 
-    If it was done half, another call does the rest. Raises SlotBusy if the slot stays in use, and
-    SourceMismatch if what the log holds isn't what the configuration has.
+    If it was done half, another call does the rest. Raises SlotBusy if the slot stays in use, or is
+    being made, and SourceMismatch if what the log holds isn't what the configuration has.
     """
     store, config = pipeline.store, pipeline.config
     refuse_other_log(config, store)
@@ -70,8 +72,13 @@ def drop_source(pipeline: Pipeline, *, files: bool = False) -> Dropped:
         " on conflict do nothing",
         (config.name, DROPPED),
     )
-    with store.locked(PINS_LOCK):
-        pass  # who makes a slot has it; from now on they refuse
+    # Who makes a slot has it; from now on they refuse.
+    if not store.lock_within(PINS_LOCK, _PINS_SECONDS):
+        raise SlotBusy(
+            f"a pin of {config.name} is being made, which waits for transactions at the source.",
+            "Nothing was removed yet: drop the source again; status says what it waits for.",
+        )
+    store.unlock(PINS_LOCK)
     whose = "somebody else's"
     with pipeline.connect_source("drop") as source:
         if on_standby(source):

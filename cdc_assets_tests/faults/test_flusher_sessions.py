@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
 from cdc_assets.cli.main import cli
+from cdc_assets.config.source import parse_config
 from cdc_assets.embedded.binaries import server_user, usable_data
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import pin_keeper
@@ -20,8 +22,11 @@ from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.sessions import heartbeat as heart
 from cdc_assets.log.sessions.heartbeat import Heart
 from cdc_assets.log.store import LogStore
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.timelines import History
+from cdc_assets.readiness.flushing import source_findings
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.flusher import Bench, bench, flushing
 from cdc_assets_tests.support.waiting import wait_for
@@ -98,17 +103,71 @@ def test_a_look_at_the_timelines_that_fails_is_an_outage(promoted: str, tmp_path
         _turned_away(source)
 
 
-def _turned_away(source: Bench) -> None:
-    timeline = (
-        "update _pg2iceberg.pipeline_meta set value = %s where key = 'timeline' returning value"
-    )
+def test_a_first_start_needs_no_history_of_the_servers_timeline(
+    promoted: str, public_directory: Path, tmp_path: Path
+) -> None:
+    """There is nothing to compare it with, and its file may be gone."""
+    data = usable_data(public_directory / "promoted", server_user())
+    (data / "pg_wal" / "00000002.history").unlink()
+    with bench(promoted, "f_promoted", tmp_path) as source:
+        source.execute("create table t (id int primary key)")
+        config = source.config("public.t")
+        source.flush(config)
+        source.execute("insert into t values (1)")
+        source.flush(config)
+        assert source.log("public.t")
+
+
+def test_who_may_not_replicate_sees_what_a_first_start_lacks(promoted: str, tmp_path: Path) -> None:
+    """On timeline 2 as on any: `check` doesn't take the server for one that is out of reach."""
+    with bench(promoted, "f_promoted", tmp_path) as source:
+        source.execute("create table t (id int primary key)")
+        source.flush(source.config("public.t"))
+        with _as_role(source, "createrole"):
+            source.execute(f"grant all on schema _pg2iceberg to {source.name}")
+            source.execute(f"grant all on all tables in schema _pg2iceberg to {source.name}")
+            settings = source.settings("public.t") | {"name": "another"}
+            found = source_findings(parse_config(settings, "test"))
+            codes = {finding.code for finding in found if finding.severity == "error"}
+            assert codes == {"replication_privilege"}
+
+
+def test_who_copies_beside_a_stream_needs_no_sender(promoted: str, tmp_path: Path) -> None:
+    with bench(promoted, "f_promoted", tmp_path) as source:
+        source.execute("create table t (id int primary key)")
+        with _as_role(source, "replication"):
+            config = source.config("public.t")
+            with flushing(config) as progress:
+                wait_for(lambda: progress.state == "streaming")
+                source.execute(f"alter role {source.name} noreplication")
+                with Pipeline.open(config) as pipeline, closing(Pins(pipeline)) as pins:
+                    pins.prepare()
+                    pins.tick()
+                    assert pipeline.store.meta("timeline_history") == str(History.read(promoted))
+
+
+@contextmanager
+def _as_role(source: Bench, right: str) -> Iterator[None]:
+    """The source's address is that of a role of its own, which owns the table t."""
     database, admin = source.name, source.dsn
     source.execute(
-        f"create role {database} login replication password 'p';"
+        f"create role {database} login {right} password 'p';"
         f" alter table t owner to {database}; grant create on database {database} to {database}"
     )
     try:
         source.dsn = make_conninfo(source.dsn, user=database, password="p")
+        yield
+    finally:
+        source.dsn = admin
+        source.execute(f"drop owned by {database} cascade; drop role {database}")
+
+
+def _turned_away(source: Bench) -> None:
+    timeline = (
+        "update _pg2iceberg.pipeline_meta set value = %s where key = 'timeline' returning value"
+    )
+    database = source.name
+    with _as_role(source, "replication"):
         config = source.config("public.t")
         with flushing(config) as progress:
             wait_for(lambda: progress.state == "streaming")
@@ -120,9 +179,6 @@ def _turned_away(source: Bench) -> None:
             source.ask_log(timeline, "2")
             source.execute(f"alter role {database} replication")
             wait_for(lambda: progress.sessions == 2)
-    finally:
-        source.dsn = admin
-        source.execute(f"drop owned by {database} cascade; drop role {database}")
 
 
 def test_a_flush_up_to_now_refuses_another_cluster(

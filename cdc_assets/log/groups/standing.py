@@ -22,8 +22,8 @@ class GroupStatus:
     was committed at the source, or the group claimed or began a table that it hasn't read the
     snapshot of; None if it has everything. ``held_bytes``: about so much is staged, and kept for
     this group alone: the lake has it. ``behind``: the table that waits longest.
-    ``uncared_seconds``: of a second lake, since care of any of its tables was through, or one
-    streams; what it has merged is kept until then.
+    ``uncared_seconds``: of a second lake, since one of its tables streams, or the last care of any
+    was through, what is later; what it has merged is kept until then. None if none streams.
     """
 
     name: str
@@ -80,13 +80,16 @@ at as (
                     order by end_offset limit 100) i) b
      where g.consumer_group <> %(lake)s),
 cared as (
-    select n.value as consumer_group, coalesce(
-           (select w.ended_at from work_done w where w.source = f.source
-               and w.kind = 'maintenance' and w.outcome = 'done'),
-           (select min(t.updated_at) from tables t
-             where t.source = f.source and t.state = 'streaming')) as at
-      from pipeline_meta f join pipeline_meta n on n.source = f.source and n.key = %(log_group)s
-     where f.key = %(log_of)s and f.value = %(source)s)
+    select n.value as consumer_group, min(s.at) as at
+      from pipeline_meta f
+      join pipeline_meta n on n.source = f.source and n.key = %(log_group)s
+     cross join lateral (
+           select greatest(min(t.updated_at), (
+                    select ended_at from work_done
+                     where source = f.source and kind = 'maintenance' and outcome = 'done')) as at
+             from tables t where t.source = f.source and t.state = 'streaming'
+           having count(*) > 0) s
+     where f.key = %(log_of)s and f.value = %(source)s group by 1)
 select consumer_group as name, count(*) as tables, coalesce((
          select array_agg(distinct c.process order by c.process) from consumer c
            join sessions s on s.holder = c.worker

@@ -106,7 +106,7 @@ def look(
         timeline = int(str(found[0]), 16) if found else 0
         if timeline == 1:
             history = History(1)
-        elif timeline != known.timeline:
+        elif known.timeline not in (None, timeline):
             history = History.read(dsn)
         elif begins:
             with suppress(PreflightError):  # its file may be gone where nobody was promoted lately

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.errors import CdcError, SourceMismatch
+from cdc_assets.errors import CdcError, SlotBusy, SourceMismatch
 from cdc_assets.flusher.flusher import run
 from cdc_assets.log.asked.wishes import take_up_again
+from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.store import LogStore
 from cdc_assets.operations.drop import Dropped, drop_source
 from cdc_assets.pins import pins
@@ -93,6 +94,24 @@ def test_who_makes_its_slot_is_waited_for(
             wait_for(lambda: dropped)
     assert source.execute(LEFT) == []
     assert dropped[0].slot == config.slot
+
+
+def test_who_goes_on_making_it_is_named_and_another_try_drops_it(
+    source: Bench, tmp_home: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc_assets.operations.drop._PINS_SECONDS", 1.0)
+    source.execute("create table t (id int primary key)")
+    config = source.config("t")
+    source.flush(config)
+    with Pipeline.open(config) as pinning:
+        with (
+            pinning.store.locked(PINS_LOCK),
+            pytest.raises(SlotBusy, match="is being made, which waits for"),
+        ):
+            drop(config)
+        assert source.execute("select 1 from pg_replication_slots") != []
+    drop(config)
+    assert source.execute(LEFT) == []
 
 
 def test_nothing_is_registered_after_it(

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from cdc_assets.cli.main import cli
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.build import build_defs
+from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.figures.work import Work, add
 from cdc_assets.observe.facts import Facts
 from cdc_assets.observe.report import problems
@@ -96,6 +97,11 @@ def test_a_second_lake_that_nobody_maintains_is_told(source: Bench, first: Sourc
         assert told() == []
         passed(8 * days)
         assert told() == [(what, True)]
+        for row in second.store.tables():
+            restart_copy(second.store, row)
+        assert told() == [], "what waits for its copy has merged nothing"
+        second.pin()
+        assert told() == [], "it couldn't be maintained before"
 
 
 def test_status_tells_whose_log_it_is(source: Bench, first: SourceConfig, tmp_path: Path) -> None:
