@@ -67,9 +67,7 @@ class Reviewer:
         if found.went_on:  # a server that crashes forgets what was acknowledged a moment ago
             remember(store, found)
         if self._slot_restart is not None:
-            with store.connection.transaction():
-                if store.holds_flushed():
-                    store.set_meta("slot_restart_lsn", str(self._slot_restart))
+            store.record({"slot_restart_lsn": str(self._slot_restart)})
         begins = found.slot.restart if found.slot is not None else None
         self._slot_restart = None if begins is None else SlotRestart(begins, found.timeline)
 

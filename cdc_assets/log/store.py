@@ -12,7 +12,7 @@ their logs are applied (``log.cursors``), because one transaction needs one conn
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -204,10 +204,13 @@ class LogStore(CursorStore):
                 "What was read for it isn't registered any more.",
             )
 
-    def holds_flushed(self) -> bool:
-        """Whether the log has a beginning, which nobody takes away in this transaction."""
-        query = "select 1 from flushed_lsn where source = %s for update"
-        return self.connection.execute(query, (self.source,)).fetchone() is not None
+    def record(self, facts: Mapping[str, str]) -> None:
+        """Write facts of the source down, by SOURCE_FACTS; none of a log that was given up."""
+        held = "select 1 from flushed_lsn where source = %s for update"
+        with self.connection.transaction():
+            if self.connection.execute(held, (self.source,)).fetchone() is not None:
+                for key, value in facts.items():
+                    self.set_meta(key, value)
 
     def entries(self, table: TableId, offset: int) -> list[LogEntry]:
         """The entries of ``table`` that hold offsets from ``offset`` on, in order.

@@ -326,9 +326,5 @@ def remember(store: LogStore, source: Source) -> None:
     }
     changed = {key: value for key, value in now.items() if value is not None}
     changed = {key: value for key, value in changed.items() if store.meta(key) != value}
-    if not changed:
-        return
-    with store.connection.transaction():
-        if store.holds_flushed():
-            for key, value in changed.items():
-                store.set_meta(key, value)
+    if changed:
+        store.record(changed)
