@@ -30,6 +30,11 @@ STANDING = (
 )
 
 
+def without_zeros(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a check's result: 500 tables have several a day, and Dagster keeps each three times."""
+    return {name: value for name, value in metadata.items() if value != 0}
+
+
 def source_metadata(names: TableAssets) -> dict[str, Any]:
     """Of the source asset's definition. An embedded Postgres's address isn't known yet."""
     dsn = names.config.postgres.dsn

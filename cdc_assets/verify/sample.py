@@ -25,7 +25,6 @@ sample is the whole table, equally often.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -123,13 +122,12 @@ class Sampled:
     skipped: str | None = None
     since: datetime | None = None
     round_ended: datetime | None = None
-    seconds: float = 0.0
     differed_at: datetime | None = None
 
 
 def sample(pipeline: Pipeline, session: SparkSession, table: TableId, sample_rows: int) -> Sampled:
     """Compare the next part of ``table``, about ``sample_rows`` rows from either side."""
-    began, store = time.monotonic(), pipeline.store
+    store = pipeline.store
     now = store.server_now()
     if pipeline.config.table(table).freshness.quiet_seconds(now):
         known = compared(store, table)  # what differs then is what isn't merged
@@ -153,7 +151,6 @@ def sample(pipeline: Pipeline, session: SparkSession, table: TableId, sample_row
     return replace(
         found,
         round_ended=progress.round_ended,
-        seconds=time.monotonic() - began,
         differed_at=progress.differed_at if progress.differed_epoch == epoch else None,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from cdc_assets.dagster.metadata import without_zeros
 from cdc_assets.dagster.names import TableAssets
 from cdc_assets.log.states import TableState
 from cdc_assets.messages.texts import described
@@ -34,16 +35,12 @@ def check_lag(status: TableStatus, names: TableAssets) -> dg.AssetCheckResult:
                 f"{names.table} is {status.state}: no lag before its copy is complete."
             ),
         )
+    limit = f"warning above {warn:.0f} s" if lag <= warn else f"failure above {fail:.0f} s"
     return dg.AssetCheckResult(
         asset_key=names.lake,
         check_name=NAME,
         passed=lag <= warn,
         severity=dg.AssetCheckSeverity.ERROR if lag > fail else dg.AssetCheckSeverity.WARN,
-        description=f"{lag:.1f} s behind the source (warning above {warn:.0f} s, failure above"
-        f" {fail:.0f} s); {status.pending_rows:,} changes wait.",
-        metadata={
-            "lag seconds": round(lag, 3),
-            "lag bytes": status.lag_bytes or 0,
-            "changes waiting": status.pending_rows,
-        },
+        description=f"{lag:.1f} s behind ({limit}); {status.pending_rows:,} changes wait.",
+        metadata=without_zeros({"lag seconds": round(lag, 3), "lag bytes": status.lag_bytes or 0}),
     )

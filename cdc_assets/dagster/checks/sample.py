@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.metadata import without_zeros
 from cdc_assets.dagster.names import TableAssets, operation_name, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
@@ -75,15 +76,10 @@ def sentence(found: Sampled) -> str:
 def check_sample(found: Sampled, names: TableAssets, now: datetime) -> dg.AssetCheckResult:
     """Fail with the keys and columns that differ; warn of what isn't compared, later fail."""
     metadata: dict[str, str | int | float | dg.MetadataValue[Any]] = {
-        "rows compared": found.rows,
-        "keys looked up": found.looked_up,
         "keys changed meanwhile": found.moved,
         "share of the table": round(found.share, 6),
         "begins at": round(found.begin, 6),
-        "took seconds": round(found.seconds, 1),
     }
-    if found.lsn is not None:
-        metadata["LSN"] = str(found.lsn)
     if found.differing:
         metadata["keys that differ"] = bounded("\n".join(found.keys), 10_000)
         metadata["columns that differ"] = ", ".join(found.columns)
@@ -98,5 +94,5 @@ def check_sample(found: Sampled, names: TableAssets, now: datetime) -> dg.AssetC
         if young and found.differed_at is None
         else dg.AssetCheckSeverity.ERROR,
         description=described(sentence(found)),
-        metadata=metadata,
+        metadata=without_zeros(metadata),
     )

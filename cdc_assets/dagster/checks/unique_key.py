@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from cdc_assets.dagster.metadata import without_zeros
 from cdc_assets.dagster.names import TableAssets
 from cdc_assets.errors import CdcError
 from cdc_assets.lake.spark.sql import ticked
@@ -41,39 +42,29 @@ def check_unique_key(store: LogStore, lake: LakeTable, names: TableAssets) -> dg
     if found is None:
         return _nothing(names, f"{names.lake_table_name} is empty.")
     remember_keys(store, names.table, found.seen)
-    listed = ", ".join(ticked(name) for name in key)
-    said = _covered(found)
+    said = "No key stands twice."
     if found.duplicated:
-        said = (
-            f"{found.duplicated:,} keys ({listed}) stand more than once, in {found.rows:,} rows."
-            f" {said}"
-        )
+        listed = ", ".join(ticked(name) for name in key)
+        said = f"{found.duplicated:,} keys ({listed}) stand more than once, in {found.rows:,} rows."
     return dg.AssetCheckResult(
         asset_key=names.lake,
         check_name=NAME,
         passed=not found.duplicated,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=described(
-            said if found.duplicated else f"No key ({listed}) stands twice. {said}"
+        description=described(f"{said} {_covered(found)}"),
+        metadata=without_zeros(
+            {
+                "duplicated keys": found.duplicated,
+                "files with the same keys": found.meant,
+                "of them read": found.met,
+                "share of the round left": round(1 - found.share, 6),
+                **(
+                    {"last full round": dg.MetadataValue.timestamp(found.seen.round_ended)}
+                    if found.seen.round_ended is not None
+                    else {}
+                ),
+            }
         ),
-        metadata={
-            "duplicated keys": found.duplicated,
-            "key": listed,
-            "since snapshot": str(seen.snapshot_id if seen is not None else "the first one"),
-            "to snapshot": str(found.seen.snapshot_id),
-            "new files": found.changed,
-            "new files looked at": found.looked,
-            "older files looked at": found.turned,
-            "files with the same keys": found.meant,
-            "of them read": found.met,
-            "rows read": found.read_rows,
-            "share of the round": round(found.share, 6),
-            **(
-                {"last full round": dg.MetadataValue.timestamp(found.seen.round_ended)}
-                if found.seen.round_ended is not None
-                else {}
-            ),
-        },
     )
 
 

@@ -100,6 +100,14 @@ def test_from_the_first_tick_to_level_tables(world: World, monkeypatch: pytest.M
     assert len(evaluations) == 9
     assert all(e.passed for e in evaluations.values()), evaluations
     assert "no key" in str(evaluations["nokey", "primary_key_unique"].description)
+    told = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    stored = world.instance.all_logs(result.run_id, of_type=told)
+    assert len(stored) >= 9
+    for entry in stored:  # two of them fit on a page of SQLite, with what is stored beside them
+        evaluation = entry.asset_check_evaluation
+        assert evaluation is not None
+        if evaluation.check_name != "ready":
+            assert len(dg.serialize_value(entry)) < 1_900, evaluation
 
     # They are run again for what changes.
     assert world.said("checks") == "Nothing has changed since the last checks."
