@@ -69,6 +69,8 @@ class RestCatalog:
     lent: Callable[[], dict[str, str]] = dict
     """Makes the storage credentials that come with a table."""
     tokens: set[str] = field(default_factory=set)
+    token_seconds: int = 3600
+    """How long a token is said to last. None is exchanged for another one."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     located: set[str] = field(default_factory=set)
     """Where clients wanted tables to be; the server chooses it, if they don't say."""
@@ -163,9 +165,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fail(401, "NotAuthorizedException", "invalid_client")
         token = secrets.token_hex(8)
         self.catalog.tokens.add(token)
-        answer = {"access_token": token, "token_type": "bearer", "expires_in": 3600}
-        kind = "urn:ietf:params:oauth:token-type:access_token"
-        return self._answer(200, {**answer, "issued_token_type": kind})
+        answer = {
+            "access_token": token,
+            "token_type": "bearer",
+            "expires_in": self.catalog.token_seconds,
+            "issued_token_type": "urn:ietf:params:oauth:token-type:access_token",
+        }
+        return self._answer(200, answer)
 
     def _done(self, parts: list[str], body: dict[str, Any]) -> tuple[int, object | None]:
         tables, verb = self.catalog.tables, self.command

@@ -168,6 +168,8 @@ def spark_settings(config: SourceConfig) -> dict[str, str]:
     if config.warehouse.startswith("s3://"):
         settings[f"{prefix}.io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
     more = {**_s3(config), **_more(config)}
+    if "credential" in more:  # which gets the next token: not every server exchanges the last one
+        more = {"token-exchange-enabled": "false", **more}
     return settings | {f"{prefix}.{key}": value for key, value in more.items()}
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from cdc_assets.lake.spark.properties import SparkServerSettings
-from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness.surroundings import review
 from cdc_assets_tests.conftest import NewDatabase
@@ -83,19 +81,12 @@ def test_a_request_that_is_signed_otherwise_is_refused(
 
 @pytest.mark.aws
 def test_keys_that_the_catalog_lends(
-    postgres_dsn: NewDatabase,
-    tmp_home: Path,
-    tmp_path: Path,
-    s3: ObjectStore,
-    monkeypatch: pytest.MonkeyPatch,
+    postgres_dsn: NewDatabase, s3: ObjectStore, keyless_spark: str, tmp_path: Path
 ) -> None:
     """Neither Spark nor pyiceberg has any of its own, and each one that is lent ends.
 
     The warehouse has a name, of which only the catalog knows where it is.
     """
-    for name in KEYS:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     own = Key("catalog", secrets.token_hex(16))
     s3.keys = {own.id: own}
 
@@ -118,7 +109,6 @@ def test_keys_that_the_catalog_lends(
         "s3.secret-access-key": own.secret,
     }
     warehouse = "s3://bucket/warehouse"
-    spark = SparkServer(SparkServerSettings(conf={"spark.app.id": "keyless"}), tmp_home)
     with rest_catalog(tmp_path, warehouse, files, lent=lent) as server:
         access = {
             "credential": CREDENTIAL,
@@ -128,11 +118,8 @@ def test_keys_that_the_catalog_lends(
         }
         settings = {"s3": s3.settings, **_settings(server, "analytics", access)}
         settings["lake"]["catalog"]["locations"] = ["s3://bucket"]
-        try:
-            with copied(postgres_dsn(), spark.ensure(), SETUP, "t", **settings) as source:
-                s3.keys = {own.id: own}
-                _used(source, server)
-                assert s3.refused == {}
-        finally:
-            spark.stop()
+        with copied(postgres_dsn(), keyless_spark, SETUP, "t", **settings) as source:
+            s3.keys = {own.id: own}
+            _used(source, server)
+            assert s3.refused == {}
     assert len(s3.keys) > 1

@@ -16,6 +16,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness.surroundings import review
 from cdc_assets_tests.support.lake import NewLake, used
 from cdc_assets_tests.support.rest_catalog import CREDENTIAL, SCOPE, RestCatalog, rest_catalog
+from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -71,6 +72,21 @@ def test_a_catalog_that_cannot_be_opened_when_a_merge_begins(
             with pytest.raises(PySparkException, match="away for a moment"):
                 source.catch_up()
             server.config = Mock(side_effect=[away, opened])
+            source.catch_up()
+            assert source.equal(T)
+
+
+def test_a_session_outlives_its_first_token(copied_lake: NewLake, tmp_path: Path) -> None:
+    warehouse = f"file://{tmp_path}/warehouse"
+    with rest_catalog(tmp_path, warehouse, token_seconds=5) as server:
+        settings = _protected(server, warehouse)
+        settings["lake"]["format_version"] = 2
+        with copied_lake(SETUP, "t", **settings) as source:
+            assert source.equal(T)
+            source.execute("update t set v = 'y' where id > 50")
+            first = set(server.tokens)
+            wait_for(lambda: server.tokens - first)
+            server.tokens -= first
             source.catch_up()
             assert source.equal(T)
 
