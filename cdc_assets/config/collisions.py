@@ -35,6 +35,11 @@ def refuse_collisions(config: SourceConfig) -> None:
                 f"tables: the lake table health.{name} would have the name of an asset of the"
                 " source; give another lake.namespace"
             )
+        if not config.lake.catalog.takes(name):
+            raise ValueError(
+                f"tables: Glue takes lower-case letters, digits and _ in names, and the lake table"
+                f" of {table.name} would be {name!r}; give it another name there, with as:"
+            )
         other = lake.setdefault((namespace, name.lower()), table.name)
         if other != table.name:
             raise ValueError(

@@ -153,6 +153,11 @@ class CatalogConfig(Section):
             raise ValueError("a glue catalog needs warehouse: s3://bucket/prefix")
         return self
 
+    def takes(self, name: str) -> bool:
+        """Whether a table may be called so: in Glue, Spark refuses what pyiceberg makes."""
+        free = self.type != "glue" or "glue.skip-name-validation" in self.properties
+        return free or re.fullmatch("[a-z0-9_]{1,255}", name) is not None
+
 
 class LakeConfig(Section):
     """Where the tables end up."""
@@ -169,6 +174,11 @@ class LakeConfig(Section):
     merge_bytes: Size = 64 * 10**6
     """Staged bytes that one merge takes at most; compressed, so about ten times as much parsed."""
     catalog: CatalogConfig = CatalogConfig()
+
+    def called(self, name: str) -> str:
+        """The lake table's name of a table that is called so, where ``as:`` doesn't say it."""
+        whole = f"{self.prefix}{name}"
+        return whole.lower() if self.catalog.type == "glue" else whole  # it knows no capitals
 
 
 class S3Config(Section):

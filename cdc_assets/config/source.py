@@ -270,7 +270,7 @@ class SourceConfig(Section):
             return named.as_
         alike = self._names[table.name.lower()]
         name = f"{table.schema}_{table.name}" if alike > 1 else table.name
-        return f"{self.lake.prefix}{name}"
+        return self.lake.called(name)
 
     def lake_identifier(self, table: TableId) -> tuple[str, str]:
         """Namespace and name of a table in the lake."""

@@ -21,7 +21,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from cdc_assets.config.tables import DELETED_AT
@@ -33,7 +35,7 @@ from cdc_assets.log.states import TableState
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.verify.keys import data_files
+from cdc_assets.verify.keys import DataFileTask, data_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,25 @@ class Chosen:
         extra = [n for n in self.lake.extra if mode == "append" or n == DELETED_AT]
         there = self.loaded.schema().column_names
         schema = self.loaded.schema().select(*kept, *(n for n in extra if n in there))
-        scan = ArrowScan(self.loaded.metadata, self.loaded.io, schema, AlwaysTrue())
+        io = self.loaded.io
         for file in data_files(self.loaded, schema):
-            found = scan.to_table([file.task])
+            try:
+                found = self._read(io, schema, file)
+            except FileNotFoundError:
+                raise
+            except OSError:  # keys that the catalog lent are over, perhaps
+                io = self.lake.loaded().io
+                found = self._read(io, schema, file)
             if mode == "soft_delete":
                 found = found.filter(pc.is_null(found[DELETED_AT]))
             step = max(1, min(BATCH_ROWS, BATCH_BYTES * len(found) // max(1, found.nbytes)))
             for first in range(0, len(found), step):
                 piece = found.slice(first, step)
                 yield read_rows(self.shape, piece, is_history=mode == "append")
+
+    def _read(self, io: FileIO, schema: Schema, file: DataFileTask) -> pa.Table:
+        scan = ArrowScan(self.loaded.metadata, io, schema, AlwaysTrue())
+        return scan.to_table([file.task])
 
 
 def choose(pipeline: Pipeline, table: TableId, at_least: int) -> Chosen | str:

@@ -86,8 +86,7 @@ def expire_snapshots(
     if wanted is None:
         return NOTHING
     refuse_misled(lake, loaded)
-    storage = Storage.of(lake.config.s3, loaded.io.properties)
-    before = stored(storage, loaded.location())
+    before = _stored_bytes(lake)
     row = (
         session()
         .sql(
@@ -99,8 +98,14 @@ def expire_snapshots(
     )
     assert row is not None
     # Files that merges add meanwhile make it too small, never too large.
-    freed = before.bytes - stored(storage, loaded.location()).bytes
+    freed = before - _stored_bytes(lake)
     return Removed(sum(int(count or 0) for count in row), max(0, freed), wanted.snapshots)
+
+
+def _stored_bytes(lake: LakeTable) -> int:
+    """Of its folder, with keys of now: those that a catalog lent before a statement may be over."""
+    loaded = lake.loaded()
+    return stored(Storage.of(lake.config.s3, loaded.io.properties), loaded.location()).bytes
 
 
 def _expire_lost(lake: LakeTable, loaded: Table, session: Callable[[], SparkSession]) -> bool:
@@ -163,7 +168,7 @@ def remove_orphans(
     loaded = lake.load()
     if loaded is None or lake.row.state not in SETTLED:
         return NOTHING
-    place = deletable(lake, loaded)
+    deletable(lake, loaded)
     older_than = now - lake.config.maintenance.orphan_grace
     # Hadoop has no file system for s3://; the catalog's own lists by prefix.
     by_prefix = str(loaded.location().startswith("s3://")).lower()
@@ -179,6 +184,9 @@ def remove_orphans(
     row = store.table(lake.row.table)
     if row is None or (row.epoch, row.state) != (lake.row.epoch, lake.row.state):
         return NOTHING  # a copy of it began while we looked
+    if not rows:
+        return NOTHING
+    place = deletable(lake, lake.loaded())  # with keys of now
     return Removed(*place.delete([place.path(str(row[0])) for row in rows]))
 
 

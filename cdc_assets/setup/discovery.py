@@ -72,7 +72,13 @@ def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
         name = table.name
         if not alone or f"{config.lake.prefix}{name}".lower() in named:
             name = f"{table.schema}_{name}"
-        name = config.lake.prefix + name
+        name = config.lake.called(name)
+        if not config.lake.catalog.takes(name):
+            _log.warning(
+                "%s: %s is left out: Glue takes no such name; give it another one, with as:",
+                *(config.name, table),
+            )
+            continue
         if name.lower() in named | found:
             _log.warning(
                 "%s: %s is left out: another table has its name in the lake; name it, with as:",

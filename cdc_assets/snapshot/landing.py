@@ -155,7 +155,7 @@ class Landing:
 
     def place(self) -> tuple[str, Mapping[str, str]]:
         """The folder of the target's data files, and the properties of the FileIO to get there."""
-        loaded = self._last_seen()
+        loaded = self._loaded()  # asked anew: keys that a catalog lends end
         io = {k: v for k, v in loaded.io.properties.items() if k.startswith(_OF_FILES)}
         return f"{loaded.location().rstrip('/')}/data", io
 
@@ -314,8 +314,9 @@ class Landing:
 
         Raises TableProblem if it can't be reached from here, or if too many files are like that.
         """
+        folder = f"{loaded.location().rstrip('/')}/data"
         try:
-            if not below([folder := self.place()[0]], file):
+            if not below([folder], file):
                 raise ForeignPath(file, folder)
             return parquet_file_to_data_file(loaded.io, loaded.metadata, file)
         except (FileNotFoundError, pa.ArrowInvalid, ForeignPath) as error:

@@ -116,6 +116,7 @@ class TableCopy:
         self._began = self._committed_at = time.monotonic()
         self._reported: set[str] = set()
         self._here: list[ChunkProgress] = []
+        self._io: Mapping[str, str] = {}  # of the last task
 
     def open(self) -> None:
         """Make the target of the copy. Raises TableProblem."""
@@ -183,8 +184,11 @@ class TableCopy:
             raise CopyRestarted(f"{self.table}: {why}; its copy begins anew.")
         if "unfit" in outcomes:
             self._unfit(outcomes["unfit"])
-        if "failed" in outcomes:
-            raise TableProblem(self.table, f"a chunk can't be copied: {outcomes['failed']}")
+        if "cut" in outcomes and self._landing.place()[1] != self._io:
+            # The next job has what the catalog lends now.
+            logger.info("%s: its catalog's keys are over: %s", self.table, outcomes["cut"])
+        elif failed := outcomes.get("failed") or outcomes.get("cut"):
+            raise TableProblem(self.table, f"a chunk can't be copied: {failed}")
         return False
 
     def _row_filter(self) -> str | None:
@@ -202,7 +206,7 @@ class TableCopy:
             for c in self._landing.lake.columns
         )
         listed = sql.SQL(", ").join([*columns, *self._landing.extra_values()])
-        location, io = self._landing.place()
+        location, self._io = self._landing.place()
         oid, numbers = numbers_there(self._pipeline, row, self._landing.lake.columns)
         return CopyTask(
             table=self.table,
@@ -230,7 +234,7 @@ class TableCopy:
             worker=worker,
             chunks=self.outstanding(),
             location=location,
-            io=tuple(sorted(io.items())),
+            io=tuple(sorted(self._io.items())),
         )
 
     # --- parts ---

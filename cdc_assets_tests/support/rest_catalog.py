@@ -1,4 +1,4 @@
-"""A server of Iceberg's REST catalog protocol on loopback, which lets nobody in unknown.
+"""A server of Iceberg's REST catalog protocol, which lets nobody in unknown.
 
 pyiceberg keeps the tables and applies what clients commit; here are the routes. A client gets a
 token for its credential, as by OAuth2, or signs each request, as AWS has it. Who names the header
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,6 +59,10 @@ _JAVA_NAMES = {
 }
 
 
+Answer = tuple[int, object | None]
+Commit = Callable[[], Answer]
+
+
 @dataclass
 class RestCatalog:
     """The running server: its address, and what it was asked."""
@@ -68,9 +73,14 @@ class RestCatalog:
     """What each request has to be signed with; without one, a token is wanted."""
     lent: Callable[[], dict[str, str]] = dict
     """Makes the storage credentials that come with a table."""
-    tokens: set[str] = field(default_factory=set)
-    token_seconds: int = 3600
-    """How long a token is said to last. None is exchanged for another one."""
+    renews: bool = False
+    """Whether a client is told where it gets others of them."""
+    renewed: set[str] = field(default_factory=set)
+    """The addresses of those that got some there."""
+    token_seconds: float = 3600.0
+    """How long a token lives. None is exchanged for another one."""
+    tokens: dict[str, float] = field(default_factory=dict)
+    """When each one is over, by the monotonic clock."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     located: set[str] = field(default_factory=set)
     """Where clients wanted tables to be; the server chooses it, if they don't say."""
@@ -78,6 +88,8 @@ class RestCatalog:
     """Whether it keeps branches; Nessie takes them, and forgets them."""
     config: Callable[[], dict[str, Any]] = lambda: {"defaults": {}, "overrides": {}}
     """What a client is told that opens the catalog."""
+    at_commit: Callable[[Commit], Answer | None] = lambda commit: commit()
+    """Makes a commit of a table, and says what is answered: None for nothing, and no line."""
     refused: int = 0
     headers: set[str] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)
@@ -86,13 +98,17 @@ class RestCatalog:
 
 @contextmanager
 def rest_catalog(
-    folder: Path, warehouse: str, files: Mapping[str, str] | None = None, **more: Any
+    folder: Path,
+    warehouse: str,
+    files: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
+    **more: Any,
 ) -> Iterator[RestCatalog]:
     """The server, whose tables are below ``warehouse``; ``files``: how it reaches them itself."""
     uri = f"sqlite:///{folder}/rest.db"
     tables = SqlCatalog("rest", uri=uri, warehouse=warehouse, **(files or {}))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    catalog = RestCatalog(f"http://127.0.0.1:{server.server_address[1]}", tables, **more)
+    server = ThreadingHTTPServer((host, 0), _Handler)
+    catalog = RestCatalog(f"http://{host}:{server.server_address[1]}", tables, **more)
     server.catalog = catalog  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -139,9 +155,18 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fail(401, "NotAuthorizedException", "no such token")
         catalog.agents.add(self.headers.get("User-Agent", "").split("/")[0])
         catalog.headers.add(self.headers.get("X-Iceberg-Access-Delegation", ""))
-        try:
+
+        def done() -> Answer:
             with catalog.lock:
-                self._answer(*self._done(parts, json.loads(data) if data else {}))
+                return self._done(parts, json.loads(data) if data else {})
+
+        commits = self.command == "POST" and parts[2:3] == ["tables"] and len(parts) == 4
+        try:
+            answer = catalog.at_commit(done) if commits else done()
+            if answer is None:
+                self.close_connection = True
+            else:
+                self._answer(*answer)
         except tuple(_CODES) as error:
             self._fail(_CODES[type(error)], type(error).__name__, str(error))
         except Exception as error:  # noqa: BLE001 - a client is told what a server of theirs would
@@ -153,9 +178,12 @@ class _Handler(BaseHTTPRequestHandler):
         key = self.catalog.key
         if key is None:
             said = self.headers.get("Authorization", "")
-            return said.removeprefix("Bearer ") in self.catalog.tokens
+            return self._lives(said.removeprefix("Bearer "))
         request = (self.command, self.path, self.headers, data)
         return signed_with({key.id: key}, SERVICE, REGION, request) is not None
+
+    def _lives(self, token: str) -> bool:
+        return self.catalog.tokens.get(token, 0.0) > time.monotonic()
 
     def _token(self, data: bytes) -> None:
         form = {key: values[0] for key, values in parse_qs(data.decode()).items()}
@@ -164,16 +192,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.catalog.refused += 1
             return self._fail(401, "NotAuthorizedException", "invalid_client")
         token = secrets.token_hex(8)
-        self.catalog.tokens.add(token)
-        answer = {
-            "access_token": token,
-            "token_type": "bearer",
-            "expires_in": self.catalog.token_seconds,
-            "issued_token_type": "urn:ietf:params:oauth:token-type:access_token",
-        }
-        return self._answer(200, answer)
+        seconds = self.catalog.token_seconds
+        self.catalog.tokens[token] = time.monotonic() + seconds
+        answer = {"access_token": token, "token_type": "bearer", "expires_in": int(seconds)}
+        kind = "urn:ietf:params:oauth:token-type:access_token"
+        return self._answer(200, {**answer, "issued_token_type": kind})
 
-    def _done(self, parts: list[str], body: dict[str, Any]) -> tuple[int, object | None]:
+    def _done(self, parts: list[str], body: dict[str, Any]) -> Answer:
         tables, verb = self.catalog.tables, self.command
         match parts:
             case ["config"]:
@@ -205,6 +230,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return 200, self._loaded(tables.load_table((namespace, name)))
             case ["namespaces", _, "tables", _, "metrics"]:
                 return 204, None
+            case ["namespaces", _, "tables", _, "credentials"]:
+                self.catalog.renewed.add(self.client_address[0])
+                lent = {"prefix": "s3", "config": self.catalog.lent()}
+                return 200, {"storage-credentials": [lent]}
             case ["tables", "rename"]:
                 ends = (body[end] for end in ("source", "destination"))
                 tables.rename_table(*((*end["namespace"], end["name"]) for end in ends))
@@ -230,6 +259,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _loaded(self, table: Table, *, staged: bool = False) -> dict[str, Any]:
         wanted = self.headers.get("X-Iceberg-Access-Delegation") == "vended-credentials"
         lent = self.catalog.lent() if wanted else {}
+        if wanted and self.catalog.renews:
+            namespace, name = table.name()
+            there = f"v1/namespaces/{namespace}/tables/{name}/credentials"
+            lent["client.refresh-credentials-endpoint"] = there
         found = {"metadata": json.loads(table.metadata.model_dump_json()), "config": lent}
         return found if staged else {**found, "metadata-location": table.metadata_location}
 

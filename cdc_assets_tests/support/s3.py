@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -87,6 +88,7 @@ class ObjectStore:
     keys: dict[str, Key] | None = None
     """By id, those that it takes; it takes any by default."""
     refused: Counter[str] = field(default_factory=Counter)
+    """Requests with no key or one that is over, by address and client."""
     requests: Counter[str] = field(default_factory=Counter)
     failed: int = 0
     hanging: int = 0
@@ -150,11 +152,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         asked = (self.command, self.path, self.headers, self.body)
-        keys = self.store.keys
-        if keys is not None and signed_with(keys, "s3", REGION, asked) is None:
-            self.store.refused[self.headers.get("User-Agent", "").split("/")[0]] += 1
-            status(403, "AccessDenied")(self)
-            return
+        if self.store.keys is not None:
+            key = signed_with(self.store.keys, "s3", REGION, asked)
+            if key is None or key.until < time.monotonic():
+                agent = self.headers.get("User-Agent", "").split("/")[0]
+                self.store.refused[f"{self.client_address[0]} {agent}"] += 1
+                (status(400, "ExpiredToken") if key else status(403, "AccessDenied"))(self)
+                return
         fault = self.store.fault
         if fault is not None and self.command in ("PUT", "POST") and fault(self):
             self.store.failed += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class Key:
     id: str
     secret: str
     token: str | None = None
+    until: float = math.inf
+    """When it is over, by the monotonic clock; who looks at a signature may ask."""
 
 
 def signed_with(

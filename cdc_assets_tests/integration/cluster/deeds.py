@@ -82,7 +82,7 @@ class Source:
 
 
 @contextmanager
-def source(cluster: Cluster, **more: Any) -> Iterator[Source]:
+def source(cluster: Cluster, chunk_pages: int = 2048, **more: Any) -> Iterator[Source]:
     """A source with the table ``orders``; its database and slot are gone afterwards."""
     name = f"test_{secrets.token_hex(4)}"
     dsn = cluster.dsn.removesuffix("postgres") + name
@@ -100,7 +100,8 @@ def source(cluster: Cluster, **more: Any) -> Iterator[Source]:
             **more,
         }
         try:
-            with lake(dsn, cluster.remote, SETUP, "orders", **settings) as opened:
+            orders = {"name": "orders", "chunk_pages": chunk_pages}
+            with lake(dsn, cluster.remote, SETUP, orders, **settings) as opened:
                 yield Source(cluster, opened, store)
         finally:
             ended = (
@@ -206,14 +207,14 @@ def _until_it_ends_well(step: Callable[[], None]) -> None:
 
 def probed(cluster: Cluster) -> None:
     with source(cluster) as opened:
-        assert _about_executors(opened.lake.config) == {}
+        assert about_executors(opened.lake.config) == {}
         opened.lake.pin()  # it has a catalog then
-        assert _about_executors(opened.lake.config) == {}
+        assert about_executors(opened.lake.config) == {}
         left = opened.store.listed()
         assert not [path for path in left if "/.probe-" in path], left
         cluster.cut()
         try:
-            found = _about_executors(opened.lake.config)
+            found = about_executors(opened.lake.config)
         finally:
             cluster.mend()
         both = {"executor_source", "executor_coordination"}
@@ -227,7 +228,7 @@ def probed(cluster: Cluster) -> None:
         assert "/opt/none/bin/python" in finding.message
         assert any(f"(on {host}, executor " in finding.message for host in WORKERS), finding
     with source(cluster, staging={}, lake={}) as alone:  # folders of the platform's
-        found = _about_executors(alone.lake.config)
+        found = about_executors(alone.lake.config)
         assert found.keys() == {"executor_staging", "executor_warehouse"}, found
         assert all(host in found["executor_staging"] for host in WORKERS), found
     with source(cluster) as opened, pytest.MonkeyPatch.context() as patch:
@@ -238,7 +239,7 @@ def probed(cluster: Cluster) -> None:
         assert not [path for path in opened.store.listed() if path.endswith(".parquet")]
 
 
-def _about_executors(config: SourceConfig) -> dict[str, str]:
+def about_executors(config: SourceConfig) -> dict[str, str]:
     """What ``check`` says of executors, by code."""
     found: dict[str, str] = {}
     for finding in review(config):

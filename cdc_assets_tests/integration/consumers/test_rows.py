@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -11,10 +12,13 @@ from cdc_assets.consumers import Begin, Changes, SnapshotRows, follow
 from cdc_assets.consumers.rows import type_text
 from cdc_assets.postgres.types import mapping
 from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.integration.snapshot.sources import WIDE
 from cdc_assets_tests.integration.test_types import TYPES, VALUES
 from cdc_assets_tests.support.followers import Replica, ends, read
 from cdc_assets_tests.support.incremental import INCREMENTAL, TOAST, between_parts, copy_here
 from cdc_assets_tests.support.lake import NewLake
+from cdc_assets_tests.support.lending import lending
+from cdc_assets_tests.support.s3 import ObjectStore
 
 T = "public.t"
 SEARCH = [{"name": "search"}]
@@ -49,6 +53,26 @@ def test_every_type_has_one_value_on_both_paths(copied_lake: NewLake) -> None:
         for event in replica.seen:
             if isinstance(event, SnapshotRows | Changes):
                 assert event.rows.schema == begin.schema
+
+
+@pytest.mark.aws
+@pytest.mark.spark
+def test_a_snapshot_is_read_for_longer_than_keys_live_that_a_catalog_lends(
+    copied_lake: NewLake, tmp_path: Path, s3: ObjectStore
+) -> None:
+    with lending(tmp_path, s3) as catalog:
+        settings = {"s3": s3.settings, "lake": catalog.settings, "consumers": SEARCH}
+        with copied_lake(WIDE, {"name": "t", "chunk_pages": 4}, **settings) as source:
+            source.catch_up()
+            replica = Replica()
+            with follow(source.config, "search", wait=False) as stream:
+                for event in stream:
+                    replica.apply(event)
+                    if isinstance(event, SnapshotRows):
+                        catalog.end()
+            assert len(replica.of(SnapshotRows)) > 2
+            assert s3.refused
+            assert replica.equal(source, T)
 
 
 @pytest.mark.spark

@@ -7,6 +7,7 @@ does what stands before moto here.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +25,34 @@ from cdc_assets_tests.support.s3 import REGION, ObjectStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.aws]
 
-T = TableId("public", "t")
+T = TableId("public", "T")
 SETUP = (
-    "create table t (id int primary key, v text); insert into t select i, 'x' from"
+    """create table "T" (id int primary key, v text); insert into "T" select i, 'x' from"""
     " generate_series(1, 99) i"
 )
 
 
 class _Versions:
-    """Refuses updates of versions that aren't current."""
+    """Counts requests, and refuses updates of versions that aren't current."""
 
     def __init__(self, glue: Any) -> None:
         self.glue = glue
         self.beaten = False
         """Whether somebody else comes before the next update."""
         self.refused: list[str] = []
+        self.asked = Counter[str]()
 
     def __call__(self, handler: Any) -> bool:
-        if handler.headers.get("X-Amz-Target") != "AWSGlue.UpdateTable":
+        asked = handler.headers.get("X-Amz-Target", "").removeprefix("AWSGlue.")
+        self.asked[asked] += 1
+        if asked != "UpdateTable":
             return False
-        asked = json.loads(handler.body)
-        table = {"DatabaseName": asked["DatabaseName"], "Name": asked["TableInput"]["Name"]}
+        update = json.loads(handler.body)
+        table = {"DatabaseName": update["DatabaseName"], "Name": update["TableInput"]["Name"]}
         found = self.glue.get_table(**table)["Table"]
         current = int(found["VersionId"]) + self.beaten
         self.beaten = False
-        if asked["VersionId"] == str(current):
+        if update["VersionId"] == str(current):
             return False
         self.refused.append(handler.headers["User-Agent"].split("/")[0])
         said = json.dumps({"__type": "ConcurrentModificationException", "Message": "too late"})
@@ -77,20 +81,23 @@ def test_a_glue_catalog_from_copy_to_purge(
     }
     glue = boto3.client("glue", endpoint_url=endpoint, region_name=REGION)
     s3.fault = versions = _Versions(glue)
-    with new_lake(SETUP, "t", **settings) as source:
+    with new_lake(SETUP, '"T"', **settings) as source:
         source.pin()
         versions.beaten = True
         source.copy()
-        source.execute("update t set v = 'y' where id > 50; delete from t where id < 10")
-        source.execute("alter table t add w int default 7; insert into t values (100, 'z')")
+        source.execute("""update "T" set v = 'y' where id > 50; delete from "T" where id < 10""")
+        source.execute("""alter table "T" add w int default 7; insert into "T" values (100, 'z')""")
         versions.beaten = True
         source.catch_up()
         assert [agent.lower() for agent in versions.refused] == ["boto3", "aws-sdk-java"]
         mark_for_copy(source.pipeline, [T])
         source.pin()
         source.copy()
-        source.execute("update t set v = 'later' where id = 60")
+        versions.asked.clear()
+        source.execute("""update "T" set v = 'later' where id = 60""")
         source.catch_up()
+        # A merge makes its branch, takes rows out, puts rows in, moves main, and drops the branch.
+        assert versions.asked["UpdateTable"] == 5, versions.asked
         done = list(maintain(source.pipeline, lambda: source.session, [T]))
         assert [one.problem for one in done] == [None]
         assert [one.equal for one in source.verify()] == [True]

@@ -76,6 +76,19 @@ def test_a_pattern_stands_for_the_tables_that_are_there(dsn: str, there: Source)
     assert discovered(config_of(dsn, "orders")) == config_of(dsn, "orders")
 
 
+def test_glue_has_what_it_can_name(
+    dsn: str, there: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    there.execute('create table "Users" (id int primary key)')
+    there.execute('create table "order-items" (id int primary key)')
+    glue = {"type": "glue", "warehouse": "s3://bucket/warehouse"}
+    with caplog.at_level(logging.WARNING):
+        config = discovered(config_of(dsn, lake={"catalog": glue}))
+    assert {t.as_ for t in config.tables} == {"orders", "customers", "parts", "tmp_x", "users"}
+    assert 'public."order-items" is left out: Glue takes no such name' in caplog.text
+    assert config_from_parent(config.dump()).tables == config.tables
+
+
 def test_all_that_it_stands_for_is_streamed(dsn: str, there: Source) -> None:
     there.execute("create table keyless (id int)")  # it stops no other
     config = discovered(config_of(dsn, snapshot={"mode": "never"}))

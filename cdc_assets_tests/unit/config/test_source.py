@@ -234,6 +234,20 @@ def test_two_tables_of_one_name_get_their_schema_as_a_prefix() -> None:
     assert [config.lake_name(t.id) for t in config.tables] == ["a_t", "b_t", "u"]
 
 
+def test_glue_has_names_in_lower_case_and_of_plain_letters() -> None:
+    glue = {"type": "glue", "warehouse": "s3://bucket/warehouse"}
+    tables = ["Sales.Orders", "Archive.Orders", "Users"]
+    config = parse_config(minimal(tables=tables, lake={"catalog": glue, "prefix": "eu_"}), "f")
+    named = [config.lake_name(table.id) for table in config.tables]
+    assert named == ["eu_sales_orders", "eu_archive_orders", "eu_users"]
+    others = ["größe", '"order-items"', {"name": "users", "as": "Users"}]
+    for other in others:
+        with pytest.raises(ConfigurationError, match="Glue takes lower-case letters"):
+            parse_config(minimal(tables=[other], lake={"catalog": glue}), "f")
+    more = {**glue, "properties": {"glue.skip-name-validation": "true"}}
+    parse_config(minimal(tables=others[1:2], lake={"catalog": more}), "f")
+
+
 def test_an_unknown_table_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"public\.nope is not in the configuration"):
         parse_config(minimal(), "f").table("nope")
