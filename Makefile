@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install jars java dev demo test test-long test-again test-s3 test-cluster test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-backfill bench-dev bench-tables bench-sources bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
+.PHONY: help install jars java dev demo test test-long test-again test-s3 test-cluster test-machines test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-backfill bench-dev bench-tables bench-sources bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ test-s3: java ## The tests of object stores, on versitygw instead of moto (needs
 
 test-cluster: java ## A Spark cluster of machines that share nothing: copies, merges, kills (needs root and namespaces)
 	@$(BIN)/pytest -s -m soak --timeout 1800 cdc_assets_tests/integration/cluster
+
+test-machines: java ## Flushers, followers and commands on machines of their own: lines cut, clocks apart (needs root, namespaces, cc)
+	@$(BIN)/pytest -s -m soak cdc_assets_tests/integration/machines
 
 test-fast: install ## Unit tests only
 	@$(BIN)/pytest cdc_assets_tests/unit

@@ -6,6 +6,7 @@ All files of a copy have the same columns, so its table records those that it wa
 from __future__ import annotations
 
 import json
+import time
 
 import pyarrow as pa
 from pyarrow import fs
@@ -22,6 +23,7 @@ SUFFIX = "__copy_"
 # A table property, until the copy is complete: its columns' numbers, names and types.
 COPIED_AS = "cdc.copied-as"
 COPIED_VERSION = "2"
+_AHEAD_SECONDS = 30.0  # half of that minute
 
 
 def create_for_copy(lake: LakeTable) -> Table:
@@ -70,6 +72,20 @@ def refuse_other_columns(lake: LakeTable, loaded: Table) -> None:
             table,
             "columns.rename, exclude or types isn't what it was when its copy began",
             f"Put it back, or have the table copied anew: {command('resync', table)}",
+        )
+
+
+def refuse_later(lake: LakeTable, loaded: Table) -> None:
+    """Raise TableProblem if ``loaded`` was changed at a later time than it is here.
+
+    No Spark reads a table whose history goes back by more than a minute; pyiceberg writes it.
+    """
+    ahead = loaded.metadata.last_updated_ms / 1000 - time.time()
+    if ahead > _AHEAD_SECONDS:
+        raise TableProblem(
+            lake.row.table,
+            f"another machine, whose clock is {ahead:.0f} s ahead, has changed its lake table",
+            "Have all machines synchronize their clocks (chrony, NTP); the copy goes on then.",
         )
 
 

@@ -28,7 +28,7 @@ from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from cdc_assets.errors import Fenced, first_line
+from cdc_assets.errors import Fenced, TableProblem, first_line
 from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.spark.session import SUMMARY_OPTION
 from cdc_assets.lake.state import LakeState
@@ -45,6 +45,8 @@ _MARK_DAYS = 3_650
 _BESIDE = "CommitFailedException"
 # Spark's, if the catalog couldn't be opened: Iceberg then takes its name for a namespace.
 _UNPLANNED = "[INTERNAL_ERROR]"
+# Iceberg's, if the last commit is dated more than a minute later: by another machine's clock.
+_EARLIER = "Invalid update timestamp"
 _TRIES, _PAUSE_SECONDS = 5, 0.3
 
 
@@ -110,6 +112,22 @@ def append(
     for key, value in said.items():
         writer = writer.option(SUMMARY_OPTION + key, value)
     writer.append()
+
+
+@contextmanager
+def clocks_blamed(lake: LakeTable) -> Iterator[None]:
+    """Raise TableProblem where Iceberg refuses a commit as earlier than the last one."""
+    try:
+        yield
+    except PySparkException as error:
+        if _EARLIER not in str(error):
+            raise
+        raise TableProblem(
+            lake.row.table,
+            "Spark's clock is behind that of another machine, which changed its lake table last",
+            "Have all machines synchronize their clocks (chrony, NTP); it goes on once that time"
+            " has come.",
+        ) from error
 
 
 def name_cursor(session: SparkSession, lake: LakeTable, state: LakeState, cursor: Cursor) -> None:

@@ -37,7 +37,7 @@ from cdc_assets.log.states import SETTLED
 from cdc_assets.log.store import LogStore
 from cdc_assets.maintenance.compact import Busy, writing
 from cdc_assets.maintenance.files import stored
-from cdc_assets.maintenance.plan import expiry
+from cdc_assets.maintenance.plan import expiry, orphaned_before
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def remove_orphans(
     if loaded is None or lake.row.state not in SETTLED:
         return NOTHING
     deletable(lake, loaded)
-    older_than = now - lake.config.maintenance.orphan_grace
+    older_than = orphaned_before(now, lake.config.maintenance)
     # Hadoop has no file system for s3://; the catalog's own lists by prefix.
     by_prefix = str(loaded.location().startswith("s3://")).lower()
     rows = (
@@ -193,7 +193,7 @@ def remove_orphans(
 def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed:
     """Drop the targets of copies that were given up, and the files that their workers left."""
     gone = NOTHING
-    oldest = now - lake.config.maintenance.orphan_grace
+    oldest = orphaned_before(now, lake.config.maintenance)
     # A table that is complete needs the target of no copy any more, its own included.
     last = lake.row.epoch if lake.row.state in SETTLED else lake.row.epoch - 1
     for epoch in range(1, last + 1):

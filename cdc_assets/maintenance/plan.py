@@ -24,6 +24,10 @@ _SMALL = 0.25
 MANY_MANIFESTS = 20
 _MANIFEST_BYTES = 8 * 2**20  # commit.manifest.target-size-bytes
 _NEVER = 2**31 - 1
+# How far clocks may be off: the database's, which says what is old, a flusher's or a store's, which
+# dates a file, and Spark's, with which Iceberg refuses a grace of less than a day. Stores refuse
+# what is signed further off.
+CLOCKS_APART = timedelta(minutes=15)
 # The most steps of a move to another partition spec: each looks at all files of the table.
 _MOVES = 16
 
@@ -176,6 +180,11 @@ def expiry(
     gone = [at for at, _ in ancestors[keep:] if at < older_than]
     gone += [at for at in others if at < older_than]
     return Expiry(older_than, keep, len(gone)) if gone else None
+
+
+def orphaned_before(now: datetime, wanted: MaintenanceConfig) -> datetime:
+    """A file that nobody refers to goes if it is dated before that, by whichever clock."""
+    return now - wanted.orphan_grace - CLOCKS_APART
 
 
 def is_due(last: datetime | None, now: datetime, every: timedelta) -> bool:

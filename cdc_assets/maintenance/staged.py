@@ -39,6 +39,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.tables import GROUP
 from cdc_assets.maintenance.expire import NOTHING, Removed
+from cdc_assets.maintenance.plan import CLOCKS_APART, orphaned_before
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -185,7 +186,7 @@ def remove_staged_orphans(
     config = pipeline.config
     if settled is None:
         return NOTHING
-    oldest = min(settled, now - config.maintenance.orphan_grace)
+    oldest = min(settled - CLOCKS_APART, orphaned_before(now, config.maintenance))
     folder = SHARED_FOLDER if table is None else folder_name(table)
     gone = NOTHING
     for source in staged_places(config):

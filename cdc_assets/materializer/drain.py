@@ -24,6 +24,7 @@ from cdc_assets.lake.adopted.taking import take_over
 from cdc_assets.lake.comments import annotate
 from cdc_assets.lake.layout import arrange
 from cdc_assets.lake.lost_reply import healing
+from cdc_assets.lake.publish import clocks_blamed
 from cdc_assets.lake.standing import begin, may_hold_others, pending, standing
 from cdc_assets.lake.state import LakeState, lake_state
 from cdc_assets.lake.tables import LakeTable
@@ -134,7 +135,7 @@ def drain(
         limits = _Limits(below, until_offset, budget_seconds, most, look, claim)
         lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
         told = failures_counted(store.connection, store.source, "merge", Fenced)
-        with told, healing(store, session, lake):  # to begin may write: an alteration's last step
+        with told, clocks_blamed(lake), healing(store, session, lake):  # to begin may write
             lake = replace(lake, row=take_over(store, session, lake))
             return _Drain(pipeline, session, lake, limits, on_merge).run()
     finally:

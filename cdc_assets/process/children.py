@@ -69,6 +69,7 @@ class Child:
         self._writing = threading.Lock()  # held until the settings are sent
         self._asked_to_stop = False
         self.started_at = time.monotonic()
+        self._written = (0, self.started_at)  # when its log was, and when that was first seen
         _children.add(self)
 
     @classmethod
@@ -125,11 +126,12 @@ class Child:
 
     @property
     def silent_seconds(self) -> float:
-        """For how long it has written nothing to its log."""
-        lives = time.monotonic() - self.started_at
+        """For how long nothing new was seen in its log, by one clock: a volume may have another."""
         with suppress(FileNotFoundError):
-            return min(lives, time.time() - self.spec.log.stat().st_mtime)
-        return lives
+            at = self.spec.log.stat().st_mtime_ns
+            if at != self._written[0]:
+                self._written = (at, time.monotonic())
+        return time.monotonic() - self._written[1]
 
     def wait(self, timeout_seconds: float) -> int | None:
         """Wait for its end; the return code, or None if it still runs."""

@@ -42,6 +42,7 @@ from cdc_assets.postgres.session.connect import connect
 from cdc_assets.postgres.session.parameters import resolved
 from cdc_assets.process.machine import check_java
 from cdc_assets.readiness.copy_server import copy_findings
+from cdc_assets.readiness.executors.clocks import clock_findings
 from cdc_assets.readiness.executors.findings import python_findings, reach_findings
 from cdc_assets.readiness.flushing import coordination_findings, refuse, source_findings, staging
 from cdc_assets.readiness.lake_tables import lake_table_findings
@@ -295,8 +296,10 @@ def _spark(config: SourceConfig) -> Iterator[Finding]:
     try:
         found = list(_versions(session))
         yield from found
-        if config.spark.remote and all(finding.code != "spark_python" for finding in found):
-            yield from reach_findings(session, config)
+        if all(finding.code != "spark_python" for finding in found):
+            yield from clock_findings(session)
+            if config.spark.remote:
+                yield from reach_findings(session, config)
     finally:
         session.stop()
 

@@ -30,6 +30,7 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.holders import Holder, held_pins, join_pin
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.readiness.executors.clocks import refuse_clocks_apart
 from cdc_assets.readiness.executors.findings import refuse_unfit
 from cdc_assets.snapshot.planned import CopyTask
 from cdc_assets.snapshot.table_copy import CopyProgress, TableCopy
@@ -72,10 +73,10 @@ def copy_tables(
     """Land the outstanding chunks of ``tables`` (``only``: of these keys), copied by any process.
 
     A table that is complete already is left alone. Raises NotReady before anything is read if
-    executors have other packages than this process. Returns the tables that failed with the reason:
-    TableProblem when it isn't pinned yet or can't be copied, SnapshotLost when its pin is gone,
-    CopyRestarted or Fenced when its copy begins anew. Passes on errors of Spark and Postgres.
-    Returns early once ``stop`` is set.
+    executors have other packages than this process, or Spark another time. Returns the tables that
+    failed with the reason: TableProblem when it isn't pinned yet or can't be copied, SnapshotLost
+    when its pin is gone, CopyRestarted or Fenced when its copy begins anew. Passes on errors of
+    Spark and Postgres. Returns early once ``stop`` is set.
     """
     wanted = frozenset(only) if only is not None else None
     failed: dict[TableId, CdcError] = {}
@@ -94,6 +95,7 @@ def copy_tables(
             failed[table] = TableProblem(table, f"its copy can't begin: {first_line(error)}")
     if copies:
         refuse_unfit(session, pipeline.config)
+        refuse_clocks_apart(session)
     # The largest first: the rest at the end is then small, and shared evenly.
     copies.sort(key=lambda copy: -copy.outstanding())
     log, source = pipeline.store.connection, pipeline.store.source

@@ -38,6 +38,7 @@ from cdc_assets.lake.copies import (
     create_for_copy,
     drop_copy,
     is_copy,
+    refuse_later,
     refuse_other_columns,
 )
 from cdc_assets.lake.lineage import foreign_change
@@ -170,6 +171,7 @@ class Landing:
         if keys:
             if not self._is_target(loaded):
                 raise Fenced(f"{self._row.table}: another copy of it is under way.")
+            refuse_later(self.lake, loaded)
             transaction = _tried_once(loaded).transaction()
             properties = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(keys))}
             if keys | landed >= self._keys:

@@ -14,30 +14,27 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import psycopg
-
-from cdc_assets.embedded.binaries import bundled_bindir, own, server_user, usable_bindir
 from cdc_assets.lake.spark.jars import cache_folder, provide
 from cdc_assets.lake.spark.python_archive import make_archive
 from cdc_assets.process.machine import java_command
 from cdc_assets_tests.support.jvm import QUICK_JVM
 from cdc_assets_tests.support.machines import NOBODY, Machine, connect, machine
+from cdc_assets_tests.support.on_machines import (
+    Inside,
+    Result,
+    await_postgres,
+    inside,
+    start_postgres,
+)
 from cdc_assets_tests.support.waiting import wait_for
-
-Result = TypeVar("Result")
 
 _ROOT = Path(__file__).parents[2]
 PLATFORM, DATABASE, _NODES = "10.77.1.1", "10.77.0.1", "10.77.1.0/24"
@@ -131,11 +128,11 @@ class Running:
     """A cluster, and the process of the platform."""
 
     cluster: Cluster
-    pool: ProcessPoolExecutor
+    platform: Inside
 
     def run(self, do: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function of a module with the cluster, on the platform's machine."""
-        return self.pool.submit(_sendable, do, self.cluster, *arguments).result()
+        return self.platform.run(do, self.cluster, *arguments)
 
 
 @contextmanager
@@ -145,20 +142,18 @@ def running_cluster(folder: Path) -> Iterator[Running]:
         machines = _machines(cleanup, folder)
         _wire(machines)
         cluster = Cluster(folder, machines)
-        context = get_context("spawn")
-        pool = ProcessPoolExecutor(1, context, _arrive, (machines["platform"], folder / "home"))
-        cleanup.callback(pool.shutdown)
-        running = Running(cluster, pool)
-        _start_postgres(cluster)
+        home = {"CDC_ASSETS_HOME": str(folder / "home")}
+        platform = cleanup.enter_context(inside(machines["platform"], home))
+        start_postgres(machines["database"], folder, cluster.password, "10.77.0.0/16")
         cluster.start_master()
         for name in WORKERS:  # they look for their master until it is there
             cluster.start_worker(name)
         cluster.start_connect()
-        running.run(_reach)
+        platform.run(await_postgres, cluster.dsn)
         cluster.await_connect()
         for name in WORKERS:
             cluster.await_worker(name)
-        yield running
+        yield Running(cluster, platform)
 
 
 def _machines(cleanup: ExitStack, folder: Path) -> dict[str, Machine]:
@@ -224,57 +219,3 @@ def _wire(machines: Mapping[str, Machine]) -> None:
     database.do("ip", "addr", "add", f"{DATABASE}/32", "dev", "lo")
     database.do("ip", "route", "add", PLATFORM, "dev", "platform")
     database.do("ip", "route", "add", _NODES, "dev", "cluster")
-
-
-def _sendable(do: Callable[..., Result], *arguments: Any) -> Result:
-    """An error of PySpark's ends who receives it from another process: it is told as a text."""
-    try:
-        return do(*arguments)
-    except Exception:  # noqa: BLE001 - whatever it is
-        raise AssertionError(traceback.format_exc()) from None
-
-
-def _arrive(platform: Machine, home: Path) -> None:
-    platform.enter_network()
-    os.environ["CDC_ASSETS_HOME"] = str(home)
-
-
-def _start_postgres(cluster: Cluster) -> None:
-    user = server_user()
-    assert user is not None
-    bindir = usable_bindir(bundled_bindir(18), user)
-    data, secret = cluster.folder / "data", cluster.folder / "secret"
-    data.mkdir(mode=0o700)
-    secret.write_text(cluster.password)
-    for path in (data, secret):
-        own(path, user)
-    secret.chmod(0o600)
-    given = ("--username=postgres", f"--pwfile={secret}", "--auth=scram-sha-256", "--no-sync")
-    subprocess.run(
-        [bindir / "initdb", "-D", data, *given, "--locale=C", "--encoding=UTF8"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        user=user.uid,
-        group=user.gid,
-        cwd=data,
-    )
-    with (data / "pg_hba.conf").open("a") as rules:
-        rules.write("host all,replication all 10.77.0.0/16 scram-sha-256\n")
-    settings = ("listen_addresses=*", "unix_socket_directories=", "wal_level=logical", "fsync=off")
-    options = [part for setting in settings for part in ("-c", setting)]
-    command = (str(bindir / "postgres"), "-D", str(data), *options)
-    log = cluster.folder / "postgres.log"
-    environment = {"LC_ALL": "C", "TZ": "UTC"}
-    cluster.machines["database"].start(command, environment, log, user.uid)
-
-
-def _reach(cluster: Cluster) -> None:
-    """Wait for Postgres."""
-    for _ in range(150):
-        try:
-            psycopg.connect(cluster.dsn, connect_timeout=5).close()
-        except psycopg.OperationalError:
-            time.sleep(0.2)
-        else:
-            return
-    raise AssertionError(cluster.log("postgres"))

@@ -1,7 +1,7 @@
 """Machines that share nothing with each other: Linux namespaces, made and left without a name.
 
-A machine has a network and process ids of its own, and, where it is given a root, a host name and a
-file system, of which only what is shown to it is this system's, to be read. It lives by its first
+A machine has a network, processes and a host name of its own, and, where it is given a root, a file
+system, of which only what is shown to it is this system's, to be read. It lives by its first
 process, which ends with its standard input. So with the process that made it go its processes,
 files and network, however that ends. A machine may be handed to other processes of this system.
 """
@@ -24,10 +24,23 @@ from cdc_assets_tests.support.waiting import wait_for
 
 NOBODY = 65534
 _TOOLS = ("unshare", "nsenter", "setpriv", "ip")
+_KINDS = ("--net", "--pid", "--mount", "--uts", "--ipc", "--fork")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
-# The first process makes the machine's root, and waits. The last arguments: paths here and there.
+# The first process makes the machine, and waits.
+_BARE = """
+set -e
+mount --make-rprivate /
+mount -t proc proc /proc
+mount -t tmpfs tmpfs /mnt
+printf '127.0.0.1 localhost %s\\n%s\\n' "$1" "$2" > /mnt/hosts
+mount --bind /mnt/hosts /etc/hosts
+umount -l /mnt
+hostname $1
+exec cat > /dev/null
+"""
+# The last arguments: paths here and there.
 _ROOT = """
 set -e
 mount --make-rprivate /
@@ -69,8 +82,7 @@ def why_none() -> str | None:
         return "namespaces are made by root only"
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         return f"there is no {missing[0]} (util-linux, iproute2)"
-    kinds = ["--net", "--pid", "--mount", "--uts", "--ipc", "--fork"]
-    made = ["unshare", *kinds, "ip", "link", "add", "one", "type", "veth", "peer", "name", "two"]
+    made = ["unshare", *_KINDS, "ip", "link", "add", "one", "type", "veth", "peer", "name", "two"]
     tried = subprocess.run(made, capture_output=True, text=True, check=False)
     return None if tried.returncode == 0 else f"namespaces can't be made: {tried.stderr.strip()}"
 
@@ -81,11 +93,10 @@ class Machine:
 
     name: str
     pid: int
-    has_root: bool
 
     def inside(self, *command: str) -> list[str]:
-        more = ["--mount", "--uts", "--ipc", "--root", "--wd"] if self.has_root else []
-        return ["nsenter", "-t", str(self.pid), "--net", "--pid", *more, *command]
+        kinds = ["--net", "--pid", "--mount", "--uts", "--ipc", "--root", "--wd"]
+        return ["nsenter", "-t", str(self.pid), *kinds, *command]
 
     def do(self, *command: str) -> None:
         """Run a program of this system in the machine's network."""
@@ -119,6 +130,15 @@ class Machine:
                 continue
         return found
 
+    def stop(self, seconds: float = 40) -> None:
+        """Ask what was started there to end in order; its children are its own to end."""
+        processes = self.processes()
+        inside = {self.pid, *(process.pid for process in processes)}
+        with suppress(psutil.NoSuchProcess):
+            for process in [each for each in processes if each.ppid() not in inside]:
+                process.terminate()
+        wait_for(lambda: not self.processes(), seconds)
+
     def kill(self) -> None:
         """Kill all of its processes at once; the machine stays."""
         # Not stopped first: nsenter would stop, too, and never collect its child.
@@ -145,20 +165,19 @@ def machine(
     ``shown``: folders of this system, and where they are in the machine's own root; without, the
     machine has this system's files. ``hosts``: its /etc/hosts.
     """
-    kinds, command = ["--net", "--pid", "--fork", "--kill-child"], ["exec cat > /dev/null"]
+    command = [_BARE, "machine", name, hosts]
     if shown is not None:
-        kinds += ["--mount", "--uts", "--ipc"]
         paths = [path for pair in shown.items() for path in pair]
         command = [_ROOT, "root", name, str(NOBODY), hosts, *paths]
     with subprocess.Popen(  # its standard input ends with the block
-        ["unshare", *kinds, "sh", "-c", *command], stdin=subprocess.PIPE
+        ["unshare", *_KINDS, "--kill-child", "sh", "-c", *command], stdin=subprocess.PIPE
     ) as outer:
 
         def first() -> list[psutil.Process]:
             assert outer.poll() is None, f"the machine {name} can't be made"
             return [c for c in psutil.Process(outer.pid).children() if c.name() == "cat"]
 
-        made = Machine(name, wait_for(first)[0].pid, shown is not None)
+        made = Machine(name, wait_for(first)[0].pid)
         made.do("ip", "link", "set", "lo", "up")
         try:
             yield made

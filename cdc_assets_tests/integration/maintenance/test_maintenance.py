@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.locks import write_lock
 from cdc_assets.maintenance import plan
 from cdc_assets.maintenance.compact import Busy, compact
+from cdc_assets.maintenance.expire import remove_orphans
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.materializer.drain import drain
 from cdc_assets.pipeline import Pipeline
@@ -293,6 +295,14 @@ def test_orphans_go_when_they_are_old_and_no_copy_runs(source: Lake) -> None:
     with settings(source, orphan_grace="30d") as pipeline:
         age([young])
         assert maintained(source, pipeline, M)[M].orphans.files == 0
+
+
+def test_orphans_go_where_spark_has_an_earlier_clock(source: Lake) -> None:
+    """By its own clock Iceberg refuses to remove what is younger than a day."""
+    with settings(source, orphan_grace="1d") as pipeline:
+        lake = LakeTable(pipeline.config, pipeline.config.table(M), source.row(M))
+        ahead = pipeline.store.server_now() + timedelta(minutes=5)
+        remove_orphans(pipeline.store, lake, lambda: source.session, ahead)
 
 
 def test_merges_and_compaction_go_on_beside_each_other(source: Lake) -> None:

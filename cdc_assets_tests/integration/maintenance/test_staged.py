@@ -262,6 +262,19 @@ def test_orphans_stay_while_a_transaction_that_may_register_them_runs(
     assert after > began
 
 
+def test_orphans_dated_by_a_clock_that_is_behind_stay_as_long(
+    source: Bench, pipeline: Pipeline
+) -> None:
+    """A transaction that began after all was settled staged it, and may take days."""
+    stray = source.entries("public.t")[0][2].with_name("stray.parquet")
+    stray.write_bytes(b"part of it")
+    settled = _settled(source, pipeline)
+    later = settled + 10 * DAY
+    for behind, removed in ((timedelta(minutes=5), 0), (timedelta(minutes=20), 1)):
+        os.utime(stray, (at := (settled - behind).timestamp(), at))
+        assert remove_staged_orphans(pipeline, T, settled, later).files == removed
+
+
 def test_only_files_without_an_entry_are_orphans(source: Bench, pipeline: Pipeline) -> None:
     files = [path for _, _, path in source.entries("public.t")]
     stray = files[0].with_name(".half.parquet.tmp")

@@ -7,8 +7,11 @@ its own, and all share one pipeline.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
+from pyiceberg.table import update
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import TableProblem
@@ -20,10 +23,11 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import databases
 from cdc_assets_tests.support.lake import Lake, copied
+from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
-TABLES = ("compacted", "forgotten", "set_back", "half_way", "appended", "idle", "copying")
+TABLES = ("compacted", "forgotten", "set_back", "half_way", "appended", "idle", "copying", "ahead")
 SETUP = "".join(
     f"create table {name} (v text); alter table {name} replica identity full;"
     f" insert into {name} select 'copied ' || i from generate_series(1, 5) i;"
@@ -49,6 +53,31 @@ def change(source: Lake, name: str, value: str) -> None:
     source.execute(f"insert into {name} values ('{value}'), ('{value}')")
     source.execute(f"delete from {name} where v = 'copied 1'")
     source.flush()
+
+
+def test_a_change_by_a_clock_that_is_ahead_is_named_until_its_time_has_come(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableId("public", "ahead")
+    loaded = source.lake_table(table).load()
+    assert loaded is not None
+    now = SimpleNamespace(now=lambda: datetime.now(UTC) + timedelta(seconds=64))
+    with monkeypatch.context() as patch, loaded.transaction() as changing:
+        patch.setattr(update, "datetime", now)
+        changing.set_properties(by="another")
+    change(source, "ahead", "later")
+    with pytest.raises(TableProblem, match="Spark's clock is behind"):
+        source.drain(table)
+    wait_for(lambda: drained(source, table))
+    assert source.equal(table)
+
+
+def drained(source: Lake, table: TableId) -> bool:
+    try:
+        source.drain(table)
+    except TableProblem:
+        return False
+    return True
 
 
 def merged(source: Lake, name: str, value: str) -> int:

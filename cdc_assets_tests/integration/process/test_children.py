@@ -200,6 +200,18 @@ def killed(name: str) -> None:
     child.wait(5.0)
 
 
+def test_a_child_whose_log_is_dated_by_another_clock_is_not_silent(spec: ChildSpec) -> None:
+    child = Child.start(spec)
+    ready(spec)
+    for behind in (301, 300):  # it writes, and the server of a volume dates what it writes
+        time.sleep(1.0)
+        os.utime(spec.log, (at := time.time() - behind, at))
+        assert child.silent_seconds < 0.5
+    time.sleep(0.5)
+    assert child.silent_seconds >= 0.5
+    assert child.stop() == 0
+
+
 def test_the_registry_restarts_what_died_and_waits_longer_each_time(spec: ChildSpec) -> None:
     backoff = Backoff(first_seconds=0.2, cap_seconds=10.0)
     first = process.supervise("it", spec, backoff)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from pyiceberg.table import snapshots
 
-from cdc_assets.errors import Fenced
+from cdc_assets.errors import Fenced, NotReady, TableProblem
+from cdc_assets.lake import copies
 from cdc_assets.lake.tables import RETRIES
 from cdc_assets.log.copies.chunks import ChunkProgress, await_another_pin, chunks, restart_copy
 from cdc_assets.log.locks import write_lock
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.readiness.executors import clocks
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.snapshot.landing import Landing
 from cdc_assets.snapshot.table_copy import TableCopy
@@ -71,6 +76,38 @@ def test_a_file_that_cannot_be_read_is_copied_again(source: Lake) -> None:
         path.write_bytes(path.read_bytes()[:100])  # the power went
     copy_table(source.pipeline, source.session, T)
     assert source.equal(T)
+
+
+@pytest.mark.parametrize("apart", [-300, 300])
+def test_a_copy_is_refused_where_the_clock_is_far_off_sparks(
+    source: Lake, monkeypatch: pytest.MonkeyPatch, apart: int
+) -> None:
+    """Iceberg would refuse what Spark commits after it."""
+    source.pin()
+    with monkeypatch.context() as patch:
+        _set_clock(patch, apart)
+        with pytest.raises(NotReady, match=r"lake_clock: the clock of this machine is 300 s"):
+            source.copy()
+    source.copy()
+    assert source.equal(T)
+
+
+def test_no_copy_goes_on_at_an_earlier_time(source: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Spark would read the table any more."""
+    written = _written_but_not_landed(source)
+    with monkeypatch.context() as patch:
+        _set_clock(patch, 300)
+        _landing(source).land(written[:1])
+    with pytest.raises(TableProblem, match=r"whose clock is (300|299) s ahead"):
+        _landing(source).land(written[1:])
+    assert source.session.table(source.lake_table(T).sql_name).count() > 0
+
+
+def _set_clock(patch: pytest.MonkeyPatch, apart: int) -> None:
+    """Of this machine, as far as it matters here."""
+    other = SimpleNamespace(time=lambda: time.time() + apart)
+    for module in (copies, clocks, snapshots):
+        patch.setattr(module, "time", other)
 
 
 def _landing(source: Lake) -> Landing:
