@@ -175,7 +175,7 @@ class SessionLocks:
         """Give back the lock ``name``; nothing if this session doesn't have it."""
         if self._held[name] > 1:
             self._held[name] -= 1
-        elif self._held.pop(name, 0):
+        elif self._held.pop(name, 0) and not self.connection.closed:  # else it went with that
             try:
                 self._outside()
                 self.connection.execute(_GIVE, self._me(name))

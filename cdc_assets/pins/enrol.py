@@ -185,12 +185,15 @@ def register_tables(source: Connection, config: SourceConfig, store: LogStore) -
         if row.state in (TableState.COPYING, *SETTLED):
             with suppress(TableProblem):
                 refuse_made_otherwise(store, row, config)
-    wanted = [table for table in config.tables if _to_be_described(known.get(table.id))]
+    configured = {table.id: None for table in config.tables}
+    # In the order of who marks them as followed, all in one commit, too: else both may deadlock.
+    ordered = [table for table in known | configured if table in configured]
+    wanted = [table for table in ordered if _to_be_described(known.get(table))]
     if not wanted:
         return
-    busy = locked(source, [table.id for table in wanted])
+    busy = locked(source, wanted)
     filtered = {row.table for row in known.values() if row.row_filter is not None}
-    asked = [table.id for table in wanted if table.id not in busy]
+    asked = [table for table in wanted if table not in busy]
     free = described(source, config, asked, filtered)
     for enrolled in [found for found in free.values() if isinstance(found, Enrolled)]:
         try:
@@ -202,10 +205,11 @@ def register_tables(source: Connection, config: SourceConfig, store: LogStore) -
             free[table] = replace(found, inserts_only=alone)
     # One commit, and few round trips, however many they are.
     with store.connection.transaction(), store.connection.pipeline():
-        for table, who in busy.items():
-            store.note_waiting(table, _waits_for(who))
-        for table, found in free.items():
-            _register(config, store, table, found, known.get(table))
+        for table in wanted:
+            if table in busy:
+                store.note_waiting(table, _waits_for(busy[table]))
+            else:
+                _register(config, store, table, free[table], known.get(table))
 
 
 def _register(

@@ -217,6 +217,15 @@ def test_a_lock_that_can_not_be_given_back_ends_its_session(ours: str, admin: Se
     other.close()
 
 
+def test_whoever_loses_its_session_under_a_lock_is_told_why(ours: str) -> None:
+    """And not that the lock can't be given back, which the server has done."""
+    one, other = opened(ours), opened(ours)
+    with pytest.raises(psycopg.errors.AdminShutdown), one.locked("x"):
+        one.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+    wait_for(lambda: other.try_lock("x"))
+    other.close()
+
+
 def test_a_session_that_was_interrupted_while_it_took_a_lock_has_it(
     ours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

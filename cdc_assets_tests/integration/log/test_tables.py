@@ -1,12 +1,16 @@
-"""The registry of tables, as whoever reads it again and again does."""
+"""The registry of tables, as whoever reads it again and again does, or writes many."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+from cdc_assets.pins.enrol import register_tables
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.flusher import (
     Bench,
 )
+from cdc_assets_tests.support.waiting import wait_for
 
 
 def test_a_change_of_what_is_registered_is_seen_without_reading_it(source: Bench) -> None:
@@ -48,3 +52,31 @@ def test_of_one_table_no_other_is_read(source: Bench) -> None:
         row = pipeline.store.table(TableId("public", "t"))
         assert row is not None and [column.name for column in row.columns] == ["id", "v"]
         assert pipeline.store.table(TableId("public", "none")) is None
+
+
+def test_who_describes_tables_and_who_marks_them_as_followed_end_in_no_deadlock(
+    source: Bench,
+) -> None:
+    """Each writes them in one transaction, whatever their order in the configuration."""
+    source.execute("create table a (id int primary key); create table b (id int primary key)")
+    config = source.config("public.b", "public.a")
+    waits = "select 1 from pg_locks where not granted and locktype in ('tuple', 'transactionid')"
+    with (
+        Pipeline.open(config) as pins,
+        Pipeline.open(config) as flusher,
+        pins.connect_source("pins") as there,
+        ThreadPoolExecutor() as threads,
+    ):
+        register_tables(there, config, pins.store)
+        rows = flusher.store.tables()
+        with source.connection.transaction():
+            source.execute(
+                "update _pg2iceberg.tables set reason = '' where table_name = 'public.a'"
+            )
+            marked = threads.submit(flusher.store.mark_followed, rows)
+            wait_for(lambda: len(source.execute(waits)) == 1)
+            described = threads.submit(register_tables, there, config, pins.store)
+            wait_for(lambda: len(source.execute(waits)) > 1)
+        marked.result()
+        described.result()
+        assert all(row.followed for row in flusher.store.tables())
