@@ -87,7 +87,7 @@ test-cluster: java ## A Spark cluster of machines that share nothing: copies, me
 	@$(BIN)/pytest -s -m soak --timeout 1800 cdc_assets_tests/integration/cluster
 
 test-machines: java ## Flushers, followers and commands on machines of their own: lines cut, clocks apart (needs root, namespaces, cc)
-	@$(BIN)/pytest -s -m soak cdc_assets_tests/integration/machines
+	@$(BIN)/pytest -m soak cdc_assets_tests/integration/machines
 
 test-fast: install ## Unit tests only
 	@$(BIN)/pytest cdc_assets_tests/unit

@@ -79,7 +79,7 @@ class Lakes:
 
     def copied(self, seconds: float) -> None:
         """Wait until both tables stream."""
-        states = "select from _pg2iceberg.tables where state = 'streaming'"
+        states = "select 1 from _pg2iceberg.tables where state = 'streaming'"
         wait_for(lambda: len(self.source.ask_log(states)) == len(self.config.tables), seconds)
 
     def merged(self, seconds: float = 180) -> None:
