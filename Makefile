@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install jars java dev demo test test-long test-again test-s3 test-cluster test-machines test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-backfill bench-dev bench-tables bench-sources bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
+.PHONY: help install jars java dev demo test test-long test-again test-s3 test-infra test-cluster test-machines test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-backfill bench-dev bench-tables bench-sources bench-cluster bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,13 @@ test-s3: java ## The tests of object stores, on versitygw instead of moto (needs
 	@GOBIN="$(CURDIR)/$(BIN)" go install $(S3_GATEWAY)
 	@CDC_ASSETS_S3_GATEWAY="$(CURDIR)/$(BIN)/versitygw" $(PYTEST) -m "not soak" $(S3_TESTS)
 
+# Docker and Terraform are used where they are installed. kubeconform fetches Kubernetes' schemas, or
+# has them from CDC_ASSETS_KUBERNETES_SCHEMAS.
+INFRA_TOOLS := sigs.k8s.io/kustomize/kustomize/v5@v5.6.0 github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0
+test-infra: java ## The files of infra/, as kustomize, kubeconform, Docker and Terraform take them (needs Go)
+	@for tool in $(INFRA_TOOLS); do GOBIN="$(CURDIR)/$(BIN)" go install $$tool; done
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST) -m "not soak" cdc_assets_tests/infra
+
 test-cluster: java ## A Spark cluster of machines that share nothing: copies, merges, kills (needs root and namespaces)
 	@$(BIN)/pytest -s -m soak --timeout 1800 cdc_assets_tests/integration/cluster
 
@@ -131,6 +138,10 @@ bench-tables: java ## A source of many small tables, as one JSON line (TABLES=50
 
 bench-sources: java ## Many sources in one code location, as one JSON line (SOURCES=20)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_sources --sources $(or $(SOURCES),20)
+
+bench-cluster: java ## A Spark cluster of 1, 2 and 4 workers: what of copies and merges scales, as one JSON line (needs root, namespaces, Go)
+	@GOBIN="$(CURDIR)/$(BIN)" go install $(S3_GATEWAY)
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_cluster --gateway "$(CURDIR)/$(BIN)/versitygw" --rounds $(ROUNDS)
 
 bench-regress: java ## All benchmarks, small: their ratios beside the stored ones (RECORD=1 stores them)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.regress $(if $(RECORD),--record)

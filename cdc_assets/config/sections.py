@@ -229,7 +229,7 @@ class SparkConfig(Section):
     remote: str | None = Field(default=None, repr=False)  # it may carry a token
     """sc://host:15002 of a Spark Connect server of your own; by default a local one is run."""
     cores: Annotated[int, Field(ge=1, le=256)] = 2
-    """Processors that the local server uses."""
+    """Processors that the local server uses; tasks of a large merge, on a cluster, too."""
     memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$")] = "3g"
     """Heap of the local server: 512m, 3g."""
     conf: Mapping[str, str] = Field(default_factory=dict, repr=False)

@@ -18,9 +18,9 @@ ROW = (
 )
 
 
-def prepare(server_dsn: str, rows: int, say: Callable[[str], None]) -> str:
-    """The database with the table of that size; made now, or by an earlier run."""
-    template, name = f"items_{rows}", f"bench_items_{rows}"
+def prepare(server_dsn: str, rows: int, say: Callable[[str], None], which: str = "") -> str:
+    """The database, ``which`` of several, with the table of that size; an earlier run's goes."""
+    template, name = f"items_{rows}", f"bench_items_{rows}{which}"
     with psycopg.connect(server_dsn, autocommit=True) as server:
         if not server.execute(
             "select from pg_database where datname = %s and datistemplate", (template,)

@@ -169,7 +169,11 @@ def test_terraform_parses_and_sets_what_our_own_server_does(tmp_path: Path) -> N
     for key in ("spark.python.daemon.module", "spark.sql.artifact.isolation.enabled"):
         assert re.search(rf'"{re.escape(key)}"\s*= "{re.escape(ours[key])}"', text), key
     assert f'"{TURNS}"' in text
-    assert re.search(rf'"{re.escape(PYTHON)}"\s*= "/opt/venv/bin/python"', text)
+    cluster = (INFRA / "spark" / "cluster.properties").read_text()
+    archived = re.search(rf"^{re.escape(PYTHON)}\s+(\S+)$", cluster, re.MULTILINE)
+    assert archived
+    assert re.search(rf'"{re.escape(PYTHON)}"\s*= "{re.escape(archived[1])}"', text)
+    assert re.search(r'"spark.yarn.dist.archives"\s*= "\S+#cdc_assets"', text)
 
 
 def test_shell_scripts_parse() -> None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-import kubernetes.client
 import pytest
 import yaml
 from dagster._config import validate_config
 from dagster_k8s import K8sRunLauncher
-from dagster_k8s.models import k8s_model_from_dict, k8s_snake_case_dict
 
 from cdc_assets.cli.main import cli
 from cdc_assets.config.source import load_config
 from cdc_assets_tests.infra.test_files import DOCKER, INFRA, SECRETS
+from cdc_assets_tests.support.manifests import (
+    FOLDER,
+    is_of,
+    known,
+    kustomization,
+    manifests,
+    named,
+    policies_name_pods,
+)
 
-FOLDER = INFRA / "kubernetes"
 # Secrets of compose, by what has them in the cluster.
 DATABASES, DAGSTER, SPARK = "databases", "dagster", "spark"
 NEEDS = {
@@ -32,26 +37,9 @@ NEEDS = {
 }
 
 
-def _kustomization() -> dict[str, Any]:
-    found = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-    assert isinstance(found, dict)
-    return found
-
-
-def _manifests(kind: str | None = None) -> Iterator[dict[str, Any]]:
-    for file in _kustomization()["resources"]:
-        for manifest in yaml.safe_load_all((FOLDER / file).read_text()):
-            if kind in (None, manifest["kind"]):
-                yield manifest
-
-
-def _named(kind: str) -> dict[str, dict[str, Any]]:
-    return {manifest["metadata"]["name"]: manifest for manifest in _manifests(kind)}
-
-
 def _pods() -> dict[str, dict[str, Any]]:
     """The template of each Deployment's pods."""
-    return {name: found["spec"]["template"] for name, found in _named("Deployment").items()}
+    return {name: found["spec"]["template"] for name, found in named("Deployment").items()}
 
 
 def _launcher() -> dict[str, Any]:
@@ -61,41 +49,30 @@ def _launcher() -> dict[str, Any]:
     return found
 
 
-def _known(model: type[Any], manifest: dict[str, Any]) -> None:
-    """Raises what the client does of a field that it doesn't know, or lacks."""
-    k8s_model_from_dict(model, k8s_snake_case_dict(model, manifest))
-
-
-def _is_of(selector: dict[str, str], labels: dict[str, str]) -> bool:
-    return selector.items() <= labels.items()
-
-
 def test_kubernetes_knows_each_field() -> None:
-    for manifest in _manifests():
-        group, _, version = manifest["apiVersion"].rpartition("/")
-        assert group in ("", "apps", "rbac.authorization.k8s.io", "networking.k8s.io")
-        model = getattr(kubernetes.client, f"{version.capitalize()}{manifest['kind']}")
-        _known(model, manifest)
+    for manifest in manifests():
+        known(manifest)
 
 
 def test_a_field_that_kubernetes_does_not_know_is_found() -> None:
-    manifest = next(_manifests("Deployment"))
+    manifest = next(manifests("Deployment"))
     manifest["spec"]["template"]["spec"]["containers"][0]["memory"] = "1Gi"
     with pytest.raises(Exception, match="memory"):
-        _known(kubernetes.client.V1Deployment, manifest)
+        known(manifest)
 
 
 def test_each_file_is_applied() -> None:
-    kustomization = _kustomization()
-    applied = {*kustomization["resources"], "kustomization.yaml"}
-    maps = {made["name"]: made["files"] for made in kustomization["configMapGenerator"]}
+    applies = kustomization()
+    applied = {*applies["resources"], "kustomization.yaml"}
+    maps = {made["name"]: made["files"] for made in applies["configMapGenerator"]}
     applied |= {file for files in maps.values() for file in files}
-    assert applied == {str(f.relative_to(FOLDER)) for f in FOLDER.rglob("*.yaml")}
+    there = {file.relative_to(FOLDER) for file in FOLDER.rglob("*.yaml")}
+    assert applied == {str(file) for file in there if file.parts[0] != "executors"}
     for pod in _pods().values():
         for volume in pod["spec"].get("volumes", ()):
             assert "emptyDir" in volume or volume["configMap"]["name"] in maps
         (container,) = pod["spec"]["containers"]
-        assert container["image"] in {image["name"] for image in kustomization["images"]}
+        assert container["image"] in {image["name"] for image in applies["images"]}
         for mount in container["volumeMounts"]:
             assert mount["name"] in {volume["name"] for volume in pod["spec"]["volumes"]}
 
@@ -105,10 +82,10 @@ def test_the_launcher_is_configured_as_it_asks_for() -> None:
     found = validate_config(schema, _launcher())
     assert found.success, found.errors
     launcher = _launcher()
-    assert launcher["service_account_name"] in _named("ServiceAccount")
-    assert launcher["job_namespace"] == _kustomization()["namespace"]
+    assert launcher["service_account_name"] in named("ServiceAccount")
+    assert launcher["job_namespace"] == kustomization()["namespace"]
     assert launcher["instance_config_map"] in {
-        made["name"] for made in _kustomization()["configMapGenerator"]
+        made["name"] for made in kustomization()["configMapGenerator"]
     }
     code = _pods()["code"]["spec"]
     mounts = [m for m in code["containers"][0]["volumeMounts"] if m["name"] == "sources"]
@@ -128,26 +105,19 @@ def test_the_instance_differs_from_the_other_production_instance_by_its_launcher
 def test_services_and_policies_name_pods_that_are_there() -> None:
     pods = {name: pod["metadata"]["labels"] for name, pod in _pods().items()}
     pods["runs"] = _launcher()["labels"]
-    for name, service in _named("Service").items():
-        (pod,) = [p for p, labels in pods.items() if _is_of(service["spec"]["selector"], labels)]
+    for name, service in named("Service").items():
+        (pod,) = [p for p, labels in pods.items() if is_of(service["spec"]["selector"], labels)]
         (container,) = _pods()[pod]["spec"]["containers"]
         (port,) = service["spec"]["ports"]
-        named = {p["name"]: p["containerPort"] for p in container["ports"]}
-        assert port["port"] == named[port["name"]], name
-    for name, policy in _named("NetworkPolicy").items():
-        spec = policy["spec"]
-        selectors = [spec["podSelector"]]
-        for rule in spec.get("ingress", ()):
-            selectors += [peer["podSelector"] for peer in rule["from"] if "podSelector" in peer]
-        for selector in selectors:
-            labels = selector.get("matchLabels", {})
-            assert any(_is_of(labels, pod) for pod in pods.values()), name
-    for name, deployment in _named("Deployment").items():
-        assert _is_of(deployment["spec"]["selector"]["matchLabels"], pods[name])
+        has = {p["name"]: p["containerPort"] for p in container["ports"]}
+        assert port["port"] == has[port["name"]], name
+    policies_name_pods(named("NetworkPolicy"), pods)
+    for name, deployment in named("Deployment").items():
+        assert is_of(deployment["spec"]["selector"]["matchLabels"], pods[name])
 
 
 def test_addresses_and_probes_lead_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    services = _named("Service")
+    services = named("Service")
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     config = load_config(FOLDER / "sources" / "app.yaml")
@@ -186,6 +156,6 @@ def test_each_pod_has_the_secrets_that_it_needs_and_no_other() -> None:
 def test_only_what_starts_runs_may_ask_the_cluster() -> None:
     asking = {name for name, pod in _pods().items() if pod["spec"]["serviceAccountName"] != "data"}
     assert asking == {"webserver", "daemon"}
-    assert _named("ServiceAccount")["data"]["automountServiceAccountToken"] is False
-    (binding,) = _manifests("RoleBinding")
+    assert named("ServiceAccount")["data"]["automountServiceAccountToken"] is False
+    (binding,) = manifests("RoleBinding")
     assert [subject["name"] for subject in binding["subjects"]] == ["dagster"]

@@ -1,7 +1,7 @@
 """A Spark standalone cluster, Postgres and the platform, each on machines of their own.
 
-The master, the Connect server and each of two workers have a file system, a network and an
-environment that nobody shares, and run as nobody; they are told what ``docs/operate/cluster.md``
+The master, the Connect server and each worker have a file system, a network and an environment
+that nobody shares, and run as nobody; they are told what ``docs/operate/cluster.md``
 says. Of this system's files they see, to be read, the operating system's, Java, Spark's
 distribution and Python without packages. Nobody of the cluster knows the platform's name.
 
@@ -15,8 +15,8 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +38,8 @@ from cdc_assets_tests.support.waiting import wait_for
 
 _ROOT = Path(__file__).parents[2]
 PLATFORM, DATABASE, _NODES = "10.77.1.1", "10.77.0.1", "10.77.1.0/24"
-NODES = {"master": "10.77.1.2", "connect": "10.77.1.3", "one": "10.77.1.4", "two": "10.77.1.5"}
+_NAMES = ("master", "connect", "one", "two", "three", "four")
+NODES = {name: f"10.77.1.{number}" for number, name in enumerate(_NAMES, start=2)}
 WORKERS = ("one", "two")
 _START_SECONDS = 400  # six JVMs, on a shared machine
 _PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -50,6 +51,7 @@ class Cluster:
 
     folder: Path
     machines: Mapping[str, Machine]
+    jvm: Mapping[str, str]
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     password: str = field(default_factory=lambda: secrets.token_hex(16))
 
@@ -102,7 +104,7 @@ class Cluster:
             "SPARK_HOME": "/opt/dist",
             "SPARK_CONF_DIR": "/opt/conf",
             "SPARK_LOCAL_HOSTNAME": name,
-            **QUICK_JVM,
+            **self.jvm,
         }
         if name == "connect":
             environment["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = self.token
@@ -136,27 +138,43 @@ class Running:
 
 
 @contextmanager
-def running_cluster(folder: Path) -> Iterator[Running]:
-    """The cluster, running; ``folder`` is empty, and anybody may look into it."""
+def running_cluster(
+    folder: Path,
+    workers: Sequence[str] = WORKERS,
+    jvm: Mapping[str, str] = QUICK_JVM,
+    settings: str = "",
+) -> Iterator[Running]:
+    """The cluster, running; ``folder`` is empty, and anybody may look into it.
+
+    ``workers``: their names, of NODES. ``jvm``: of the environment of its JVMs. ``settings``: lines
+    of the Connect server's ``spark-defaults.conf``.
+    """
     with ExitStack() as cleanup:
-        machines = _machines(cleanup, folder)
+        machines = _machines(cleanup, folder, ("master", "connect", *workers), settings)
         _wire(machines)
-        cluster = Cluster(folder, machines)
-        home = {"CDC_ASSETS_HOME": str(folder / "home")}
-        platform = cleanup.enter_context(inside(machines["platform"], home))
+        cluster = Cluster(folder, machines, jvm)
+        platform = cleanup.enter_context(platform_process(cluster))
         start_postgres(machines["database"], folder, cluster.password, "10.77.0.0/16")
         cluster.start_master()
-        for name in WORKERS:  # they look for their master until it is there
+        for name in workers:  # they look for their master until it is there
             cluster.start_worker(name)
         cluster.start_connect()
         platform.run(await_postgres, cluster.dsn)
         cluster.await_connect()
-        for name in WORKERS:
+        for name in workers:
             cluster.await_worker(name)
         yield Running(cluster, platform)
 
 
-def _machines(cleanup: ExitStack, folder: Path) -> dict[str, Machine]:
+def platform_process(cluster: Cluster) -> AbstractContextManager[Inside]:
+    """A process of ours on the platform's machine."""
+    home = {"CDC_ASSETS_HOME": str(cluster.folder / "home")}
+    return inside(cluster.machines["platform"], home)
+
+
+def _machines(
+    cleanup: ExitStack, folder: Path, names: Sequence[str], more: str
+) -> dict[str, Machine]:
     server, nodes, empty = folder / "server", folder / "nodes", folder / "empty"
     for made in (server / "jars", server / "conf", nodes, empty):
         made.mkdir(parents=True)
@@ -165,7 +183,7 @@ def _machines(cleanup: ExitStack, folder: Path) -> dict[str, Machine]:
     (nodes / "spark-defaults.conf").write_text(secret)
     parts = ("docker/spark.properties", "spark/cluster.properties")
     settings = "".join((_ROOT / "infra" / part).read_text() for part in parts)
-    (server / "conf" / "spark-defaults.conf").write_text(settings + secret)
+    (server / "conf" / "spark-defaults.conf").write_text(settings + secret + more)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
@@ -180,7 +198,7 @@ def _machines(cleanup: ExitStack, folder: Path) -> dict[str, Machine]:
     shown[str(empty)] = f"{sys.base_prefix}/lib/{_PYTHON}/site-packages"
     named = "\n".join(f"{address} {name}" for name, address in NODES.items())
     machines = {name: cleanup.enter_context(machine(name)) for name in ("platform", "database")}
-    for name in NODES:
+    for name in names:
         its = {str(nodes): "/opt/conf"}
         if name == "connect":
             its = {str(server): "/opt/spark", str(server / "conf"): "/opt/conf"}
@@ -207,10 +225,10 @@ def _wire(machines: Mapping[str, Machine]) -> None:
     platform.do("ip", "link", "add", "switch", "type", "bridge")
     platform.do("ip", "addr", "add", f"{PLATFORM}/24", "dev", "switch")
     platform.do("ip", "link", "set", "switch", "up")
-    for name, address in NODES.items():
+    for name in machines.keys() & NODES.keys():
         connect(platform, f"to-{name}", machines[name], "net")
         platform.do("ip", "link", "set", f"to-{name}", "master", "switch")
-        machines[name].do("ip", "addr", "add", f"{address}/24", "dev", "net")
+        machines[name].do("ip", "addr", "add", f"{NODES[name]}/24", "dev", "net")
         machines[name].do("ip", "route", "add", DATABASE, "dev", "net")
     connect(platform, "to-database", database, "cluster")
     platform.do("ip", "link", "set", "to-database", "master", "switch")

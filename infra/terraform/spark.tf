@@ -8,25 +8,22 @@ locals {
     "iceberg-aws-bundle-1.12.0.jar"             = "dd7e49ffa4ac9b215bed846581991259e3aec9bb2fa08d6cec029c46cd66d957"
   }
   spark_defaults = {
-    "spark.jars"                               = join(",", [for jar in aws_s3_object.jar : "s3://${jar.bucket}/${jar.key}"])
-    "spark.scheduler.mode"                     = "FAIR"
-    "spark.scheduler.allocation.file"          = "s3://${aws_s3_object.scheduler.bucket}/${aws_s3_object.scheduler.key}"
-    "spark.sql.extensions"                     = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-    "spark.sql.catalogImplementation"          = "in-memory"
-    "spark.sql.session.timeZone"               = "UTC"
-    # A Connect server asks this key, and not spark.pyspark.python.
-    "spark.sql.execution.pyspark.python"       = "/opt/venv/bin/python"
+    "spark.jars"                      = join(",", [for jar in aws_s3_object.jar : "s3://${jar.bucket}/${jar.key}"])
+    "spark.scheduler.mode"            = "FAIR"
+    "spark.scheduler.allocation.file" = "s3://${aws_s3_object.scheduler.bucket}/${aws_s3_object.scheduler.key}"
+    "spark.sql.extensions"            = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+    "spark.sql.catalogImplementation" = "in-memory"
+    "spark.sql.session.timeZone"      = "UTC"
+    # YARN unpacks our Python beside each executor. A Connect server asks the second key, and not
+    # spark.pyspark.python.
+    "spark.yarn.dist.archives"                 = "s3://${aws_s3_object.python.bucket}/${aws_s3_object.python.key}#cdc_assets"
+    "spark.sql.execution.pyspark.python"       = "../cdc_assets/bin/python"
     "spark.python.daemon.module"               = "cdc_assets.snapshot.python_daemon"
     "spark.sql.artifact.isolation.enabled"     = "false"
     "spark.connect.grpc.maxInboundMessageSize" = "268435456"
     "spark.connect.grpc.binding.port"          = tostring(local.connect_port)
     # Else each call of a DataFrame's method looks for a notebook, all over the search path.
     "spark.python.sql.dataFrameDebugging.enabled" = "false"
-    # The project's Python comes with the image, on every node.
-    "spark.executorEnv.YARN_CONTAINER_RUNTIME_TYPE"               = "docker"
-    "spark.executorEnv.YARN_CONTAINER_RUNTIME_DOCKER_IMAGE"       = var.spark_image_uri
-    "spark.yarn.appMasterEnv.YARN_CONTAINER_RUNTIME_TYPE"         = "docker"
-    "spark.yarn.appMasterEnv.YARN_CONTAINER_RUNTIME_DOCKER_IMAGE" = var.spark_image_uri
   }
 }
 
@@ -51,6 +48,13 @@ resource "aws_s3_object" "jar" {
       error_message = "${each.key} isn't what cdc_assets/lake/spark/jars.py lists: fetch it again by python -m cdc_assets.lake.spark.jars --to FOLDER."
     }
   }
+}
+
+resource "aws_s3_object" "python" {
+  bucket      = aws_s3_bucket.lake.bucket
+  key         = "spark/python.tar.gz"
+  source      = var.spark_python_archive
+  source_hash = filesha256(var.spark_python_archive)
 }
 
 resource "aws_s3_object" "certificates" {

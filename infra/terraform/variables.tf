@@ -41,12 +41,13 @@ variable "client_security_group_id" {
 
 variable "emr_release" {
   type        = string
+  default     = "emr-spark-8.1.0"
   description = "An EMR release with Spark 4.1: the Iceberg runtime of cdc_assets is made for it."
 }
 
-variable "spark_image_uri" {
+variable "spark_python_archive" {
   type        = string
-  description = "The image of infra/docker/Dockerfile, target spark, for the cluster's Python."
+  description = "What python -m cdc_assets.lake.spark.python_archive made, for instance_type's processor and a Python that the release has: 3.11 or 3.13."
 }
 
 variable "spark_jars_folder" {
