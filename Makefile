@@ -90,8 +90,9 @@ test-infra: java ## The files of infra/, as kustomize, kubeconform, Docker and T
 	@for tool in $(INFRA_TOOLS); do GOBIN="$(CURDIR)/$(BIN)" go install $$tool; done
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST) -m "not soak" cdc_assets_tests/infra
 
-test-cluster: java ## A Spark cluster of machines that share nothing: copies, merges, kills (needs root and namespaces)
-	@$(BIN)/pytest -s -m soak --timeout 1800 cdc_assets_tests/integration/cluster
+test-cluster: java ## A Spark cluster of machines that share nothing: copies, merges, kills (needs root, namespaces, Go)
+	@GOBIN="$(CURDIR)/$(BIN)" go install $(S3_GATEWAY)
+	@CDC_ASSETS_S3_GATEWAY="$(CURDIR)/$(BIN)/versitygw" $(BIN)/pytest -s -m soak --timeout 1800 cdc_assets_tests/integration/cluster
 
 test-machines: java ## Flushers, followers and commands on machines of their own: lines cut, clocks apart (needs root, namespaces, cc)
 	@$(BIN)/pytest -m soak cdc_assets_tests/integration/machines

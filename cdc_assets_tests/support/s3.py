@@ -29,6 +29,7 @@ _OURS = {"expect", "connection", "transfer-encoding", "content-length"}
 # Any do: the server checks none. `conftest` puts them into every process's environment.
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
+_KEY = Key(KEYS["AWS_ACCESS_KEY_ID"], KEYS["AWS_SECRET_ACCESS_KEY"])
 # A program, versitygw, for tests that need no more of AWS than S3: `make test-s3`.
 GATEWAY = os.environ.get("CDC_ASSETS_S3_GATEWAY", "")
 
@@ -81,6 +82,8 @@ class ObjectStore:
     """``faults`` is asked for each request that writes; ``requests`` counts them by method."""
 
     server_port: int
+    own: Key
+    """One that the server takes."""
     host: str = "127.0.0.1"
     watch: Callable[[_Handler], None] = lambda _: None
     """Is told of each request before it is served."""
@@ -115,8 +118,8 @@ class ObjectStore:
         return fs.S3FileSystem(
             endpoint_override=f"http://127.0.0.1:{self.server_port}",
             region=REGION,
-            access_key=KEYS["AWS_ACCESS_KEY_ID"],
-            secret_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+            access_key=self.own.id,
+            secret_key=self.own.secret,
             **more,
         )
 
@@ -216,13 +219,15 @@ class _Proxy(ThreadingHTTPServer):
 
 
 @contextmanager
-def object_store(gateway: str = "", host: str = "127.0.0.1") -> Iterator[ObjectStore]:
+def object_store(
+    gateway: str = "", host: str = "127.0.0.1", key: Key = _KEY
+) -> Iterator[ObjectStore]:
     """A server with an empty bucket ``bucket``, reached through the proxy, which is at ``host``.
 
-    It is moto's, which takes any key; or that of the program ``gateway``, which takes KEYS.
+    It is moto's, which takes any key; or that of the program ``gateway``, which takes ``key``.
     """
-    with _served(gateway) if gateway else _moto() as server_port:
-        store = ObjectStore(server_port, host)
+    with _served(gateway, key) if gateway else _moto() as server_port:
+        store = ObjectStore(server_port, key, host)
         store.up()
         try:
             store.inside(allow_bucket_creation=True).create_dir("bucket")
@@ -250,15 +255,12 @@ def _moto() -> Iterator[int]:
 
 
 @contextmanager
-def _served(gateway: str) -> Iterator[int]:
+def _served(gateway: str, key: Key) -> Iterator[int]:
     """The port of a versitygw, which keeps what it is given in a folder."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    keys = {
-        "ROOT_ACCESS_KEY": KEYS["AWS_ACCESS_KEY_ID"],
-        "ROOT_SECRET_KEY": KEYS["AWS_SECRET_ACCESS_KEY"],
-    }
+    keys = {"ROOT_ACCESS_KEY": key.id, "ROOT_SECRET_KEY": key.secret}
     with tempfile.TemporaryDirectory(prefix="cdc_assets-s3-") as folder:
         address = ("--port", f"127.0.0.1:{port}", "--region", REGION)
         server = subprocess.Popen(

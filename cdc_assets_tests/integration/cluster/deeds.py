@@ -29,7 +29,7 @@ from cdc_assets.readiness.executors.findings import python_findings
 from cdc_assets.readiness.surroundings import review
 from cdc_assets_tests.support.cluster import NODES, PLATFORM, WORKERS, Cluster
 from cdc_assets_tests.support.lake import Lake, lake
-from cdc_assets_tests.support.s3 import ObjectStore, object_store
+from cdc_assets_tests.support.s3 import GATEWAY, ObjectStore, object_store
 from cdc_assets_tests.support.sigv4 import Key
 
 KEY = Key("cluster", "of the configuration alone")
@@ -87,7 +87,7 @@ def source(cluster: Cluster, chunk_pages: int = 2048, **more: Any) -> Iterator[S
     name = f"test_{secrets.token_hex(4)}"
     dsn = cluster.dsn.removesuffix("postgres") + name
     with (
-        object_store(host=PLATFORM) as store,
+        object_store(GATEWAY, PLATFORM, KEY) as store,
         psycopg.connect(cluster.dsn, autocommit=True) as admin,
     ):
         store.keys = {KEY.id: KEY}
