@@ -29,6 +29,7 @@ from cdc_assets.postgres.publication.contents import (
 )
 from cdc_assets.postgres.publication.shape import PublishedShape
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.postgres.session.waits import locked
 from cdc_assets.postgres.slots import (
     RECEIVED,
     SlotStatus,
@@ -197,6 +198,12 @@ _BY_SCHEMA: LiteralString = """
 """
 
 
+# To write it the server takes a lock of the table. Of a locked one it is as before: another filter
+# is another entry.
+_FILTER: LiteralString = """
+case when r.prqual is null or r.prrelid <> all(%(busy)s::oid[])
+     then pg_catalog.pg_get_expr(r.prqual, r.prrelid) else '' end
+"""
 # A column list may leave out excluded columns, known by name or number.
 _LACKING: LiteralString = """
 r.prattrs is not null and exists (
@@ -213,7 +220,7 @@ def _entry(relation: LiteralString, *, lists: bool) -> sql.Composed:
     return sql.SQL(_ENTRY).format(
         relation=sql.SQL(relation),
         by_schema=by_schema,
-        filter=sql.SQL("pg_catalog.pg_get_expr(r.prqual, r.prrelid)" if lists else "null::text"),
+        filter=sql.SQL(_FILTER if lists else "null::text"),
         lacking=sql.SQL(_LACKING if lists else "false").format(relation=sql.SQL(relation)),
     )
 
@@ -226,6 +233,8 @@ def look_at_tables(
     It waits for no lock.
     """
     lists = connection.info.server_version >= COLUMN_LISTS
+    filtered = {row.table: row for row in rows if row.row_filter is not None}
+    busy = locked(connection, [*filtered])
     query = sql.SQL(_TABLES).format(
         of_c=_entry("c.oid", lists=lists),
         of_old=_entry("w.old", lists=lists),
@@ -245,13 +254,14 @@ def look_at_tables(
             "excluded": [json.dumps(sorted(row.excluded)) for row in rows],
             "hidden": [json.dumps(sorted(row.excluded_numbers)) for row in rows],
             "both": [publication, inserts_publication(publication)],
+            "busy": [filtered[table].oid for table in busy],
         },
     ).fetchall()
     tables = {}
     for schema, name, oid, kind, unlogged, root, renamed, published, entry, *rest in found:
         pub_oid, owner, version, *shape, row_filter, twice = rest
-        now = PublishedShape(*shape)
-        tables[TableId(schema, name)] = TableNow(
+        now, table = PublishedShape(*shape), TableId(schema, name)
+        tables[table] = TableNow(
             int(oid) if oid is not None else None,
             kind,
             unlogged,
@@ -260,7 +270,7 @@ def look_at_tables(
             published,
             PublishedAs(entry, f"{pub_oid} {owner} {now.letters}", version) if entry else None,
             now,
-            row_filter,
+            filtered[table].row_filter if row_filter == "" else row_filter,
             twice,
         )
     return tables

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cdc_assets.config.source import SourceConfig
+from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.flusher import pin_keeper, reviewer
 from cdc_assets.observe.conditions import conditions
 from cdc_assets.observe.facts import facts
@@ -86,3 +86,16 @@ def test_a_free_table_is_pinned_beside_a_locked_one(
         assert "stuck migration" in found["waiting:public.x"].detail
         session.rollback()
         wait_for(lambda: states()["public.x"] == "streaming", 20)
+
+
+def test_a_stream_begins_while_a_filtered_table_is_locked(source: Bench) -> None:
+    """The server takes a lock of a table to write its filter."""
+    tables = [{"name": "public.t", "where": "id > 0"}, {"name": "public.u"}]
+    config = parse_config(source.settings() | {"tables": tables}, "test")
+    source.flush(config)
+    source.execute("insert into u values (1)")
+    with source.locking("t", "access exclusive"):
+        source.flush(config)
+    assert source.ids("public.u") == ["1"]
+    filters = "select row_filter from _pg2iceberg.tables where table_name = 'public.t'"
+    assert source.ask_log(filters) == [("(id > 0)",)]
