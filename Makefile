@@ -83,13 +83,12 @@ test-s3: java ## The tests of object stores, on versitygw instead of moto (needs
 	@GOBIN="$(CURDIR)/$(BIN)" go install $(S3_GATEWAY)
 	@CDC_ASSETS_S3_GATEWAY="$(CURDIR)/$(BIN)/versitygw" $(PYTEST) -m "not soak" $(S3_TESTS)
 
-# Docker and Terraform are used where they are installed. Kubernetes' schemas are a package's.
+# Docker and Terraform are used where they are installed. kubeconform fetches Kubernetes' schemas, or
+# has them from CDC_ASSETS_KUBERNETES_SCHEMAS.
 INFRA_TOOLS := sigs.k8s.io/kustomize/kustomize/v5@v5.6.0 github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0
-SCHEMAS := build/kubernetes/kubernetes_validate/kubernetes-json-schema/v1.37.0-local-strict/{{.ResourceKind}}{{.KindSuffix}}.json
 test-infra: java ## The files of infra/, as kustomize, kubeconform, Docker and Terraform take them (needs Go)
 	@for tool in $(INFRA_TOOLS); do GOBIN="$(CURDIR)/$(BIN)" go install $$tool; done
-	@$(BIN)/pip install --quiet --no-deps --upgrade --target build/kubernetes kubernetes-validate==1.37.0
-	@PATH="$(CURDIR)/$(BIN):$$PATH" CDC_ASSETS_KUBERNETES_SCHEMAS="$(CURDIR)/$(SCHEMAS)" $(PYTEST) -m "not soak" cdc_assets_tests/infra
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST) -m "not soak" cdc_assets_tests/infra
 
 test-cluster: java ## A Spark cluster of machines that share nothing: copies, merges, kills (needs root, namespaces, Go)
 	@GOBIN="$(CURDIR)/$(BIN)" go install $(S3_GATEWAY)

@@ -21,6 +21,7 @@ from cdc_assets_tests.support.manifests import FOLDER
 
 # Where kubeconform finds Kubernetes' schemas: its own default is on the network.
 SCHEMAS = os.environ.get("CDC_ASSETS_KUBERNETES_SCHEMAS", "default")
+_NO_SCHEMAS = "failed downloading schema"
 
 
 def _run(*command: str, cwd: Path, given: str = "", more: Mapping[str, str] | None = None) -> str:
@@ -30,6 +31,8 @@ def _run(*command: str, cwd: Path, given: str = "", more: Mapping[str, str] | No
     done = subprocess.run(
         command, cwd=cwd, input=given, env=environment, capture_output=True, text=True, check=False
     )
+    if _NO_SCHEMAS in done.stdout:
+        pytest.skip("Kubernetes' schemas can't be fetched: see CDC_ASSETS_KUBERNETES_SCHEMAS")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
