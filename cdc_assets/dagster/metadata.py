@@ -31,7 +31,7 @@ STANDING = (
 
 
 def without_zeros(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a check's result: 500 tables have several a day, and Dagster keeps each three times."""
+    """For results of checks: 500 tables have several a day, and Dagster keeps each three times."""
     return {name: value for name, value in metadata.items() if value != 0}
 
 

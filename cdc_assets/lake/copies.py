@@ -23,7 +23,9 @@ SUFFIX = "__copy_"
 # A table property, until the copy is complete: its columns' numbers, names and types.
 COPIED_AS = "cdc.copied-as"
 COPIED_VERSION = "2"
-_AHEAD_SECONDS = 30.0  # half of that minute
+# How far clocks may be apart that date a table's snapshots: half of Iceberg's minute, so that one
+# that drifts is told before it is in the way.
+MOST_APART_SECONDS = 30.0
 
 
 def create_for_copy(lake: LakeTable) -> Table:
@@ -75,13 +77,18 @@ def refuse_other_columns(lake: LakeTable, loaded: Table) -> None:
         )
 
 
+def data_folder(loaded: Table) -> str:
+    """Where a copy's workers write its files."""
+    return f"{loaded.location().rstrip('/')}/data"
+
+
 def refuse_later(lake: LakeTable, loaded: Table) -> None:
     """Raise TableProblem if ``loaded`` was changed at a later time than it is here.
 
     No Spark reads a table whose history goes back by more than a minute; pyiceberg writes it.
     """
     ahead = loaded.metadata.last_updated_ms / 1000 - time.time()
-    if ahead > _AHEAD_SECONDS:
+    if ahead > MOST_APART_SECONDS:
         raise TableProblem(
             lake.row.table,
             f"another machine, whose clock is {ahead:.0f} s ahead, has changed its lake table",

@@ -168,7 +168,7 @@ def remove_orphans(
     loaded = lake.load()
     if loaded is None or lake.row.state not in SETTLED:
         return NOTHING
-    deletable(lake, loaded)
+    deletable(lake, loaded)  # raises before Spark looks
     older_than = orphaned_before(now, lake.config.maintenance)
     # Hadoop has no file system for s3://; the catalog's own lists by prefix.
     by_prefix = str(loaded.location().startswith("s3://")).lower()
@@ -181,11 +181,11 @@ def remove_orphans(
         )
         .collect()
     )
+    if not rows:
+        return NOTHING
     row = store.table(lake.row.table)
     if row is None or (row.epoch, row.state) != (lake.row.epoch, lake.row.state):
         return NOTHING  # a copy of it began while we looked
-    if not rows:
-        return NOTHING
     place = deletable(lake, lake.loaded())  # with keys of now
     return Removed(*place.delete([place.path(str(row[0])) for row in rows]))
 

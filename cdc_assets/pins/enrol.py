@@ -185,7 +185,7 @@ def register_tables(source: Connection, config: SourceConfig, store: LogStore) -
         if row.state in (TableState.COPYING, *SETTLED):
             with suppress(TableProblem):
                 refuse_made_otherwise(store, row, config)
-    configured = {table.id: None for table in config.tables}
+    configured = dict.fromkeys(table.id for table in config.tables)
     # In the order of who marks them as followed, all in one commit, too: else both may deadlock.
     ordered = [table for table in known | configured if table in configured]
     wanted = [table for table in ordered if _to_be_described(known.get(table))]

@@ -36,6 +36,7 @@ from cdc_assets.lake.copies import (
     COPIED_AS,
     SUFFIX,
     create_for_copy,
+    data_folder,
     drop_copy,
     is_copy,
     refuse_later,
@@ -158,7 +159,7 @@ class Landing:
         """The folder of the target's data files, and the properties of the FileIO to get there."""
         loaded = self._loaded()  # asked anew: keys that a catalog lends end
         io = {k: v for k, v in loaded.io.properties.items() if k.startswith(_OF_FILES)}
-        return f"{loaded.location().rstrip('/')}/data", io
+        return data_folder(loaded), io
 
     def land(self, written: Sequence[ChunkProgress]) -> None:
         """Commit the files of ``written`` chunks, and mark these landed.
@@ -316,9 +317,8 @@ class Landing:
 
         Raises TableProblem if it can't be reached from here, or if too many files are like that.
         """
-        folder = f"{loaded.location().rstrip('/')}/data"
         try:
-            if not below([folder], file):
+            if not below([folder := data_folder(loaded)], file):
                 raise ForeignPath(file, folder)
             return parquet_file_to_data_file(loaded.io, loaded.metadata, file)
         except (FileNotFoundError, pa.ArrowInvalid, ForeignPath) as error:

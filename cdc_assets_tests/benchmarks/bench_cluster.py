@@ -47,7 +47,7 @@ from cdc_assets_tests.support.cluster import (
 from cdc_assets_tests.support.cpu import CpuGroup, cpu_group
 from cdc_assets_tests.support.lake import Lake, lake
 from cdc_assets_tests.support.machines import why_none
-from cdc_assets_tests.support.s3 import GATEWAY, KEYS, object_store
+from cdc_assets_tests.support.s3 import GATEWAY, object_store
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
@@ -94,8 +94,8 @@ def _serve(gateway: str) -> dict[str, object]:
     """Its settings; it is there until :func:`_leave`."""
     store = _kept.enter_context(object_store(gateway, PLATFORM))
     store.watch = _count
-    key = {"access_key_id": "AWS_ACCESS_KEY_ID", "secret_access_key": "AWS_SECRET_ACCESS_KEY"}
-    return {**store.settings, **{name: KEYS[known] for name, known in key.items()}}
+    key = {"access_key_id": store.own.id, "secret_access_key": store.own.secret}
+    return {**store.settings, **key}
 
 
 def _count(handler: Any) -> None:

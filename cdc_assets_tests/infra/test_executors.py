@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +26,7 @@ from cdc_assets_tests.support.manifests import (
     named,
     policies_name_pods,
 )
+from cdc_assets_tests.support.metrics import free_port
 from cdc_assets_tests.support.pods import ADDRESS, kubernetes_of
 from cdc_assets_tests.support.waiting import wait_for
 
@@ -116,9 +116,7 @@ def test_a_driver_with_these_settings_starts_executors_that_run_our_python(folde
     java = Path(java_command(os.environ) or "java")
     path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{java.parent}:/usr/bin:/bin"
     image = {"PATH": path, "PYTHONPATH": str(ROOT)}
-    with socket.socket() as free:
-        free.bind((ADDRESS, 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with kubernetes_of(folder, image) as pods:
         _configure(folder, port)
         token = secrets.token_hex(8)

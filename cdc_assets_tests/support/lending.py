@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cdc_assets_tests.support.rest_catalog import CREDENTIAL, SCOPE, RestCatalog, rest_catalog
+from cdc_assets_tests.support.rest_catalog import RestCatalog, rest_catalog
 from cdc_assets_tests.support.s3 import ObjectStore
 from cdc_assets_tests.support.sigv4 import Key
 
@@ -63,17 +63,12 @@ class Lending:
 
         Version 2: pyiceberg, which the server keeps its tables by, upgrades none to 3.
         """
-        access = {
-            "credential": CREDENTIAL,
-            "scope": SCOPE,
-            "oauth2-server-uri": f"{self.server.uri}/v1/oauth/tokens",
-            "header.X-Iceberg-Access-Delegation": "vended-credentials",
-        }
+        delegated = {"header.X-Iceberg-Access-Delegation": "vended-credentials"}
         catalog = {
             "type": "rest",
             "uri": self.server.uri,
             "warehouse": "analytics",
-            "properties": access,
+            "properties": self.server.access | delegated,
             "locations": ["s3://bucket"],
         }
         return {"catalog": catalog, "format_version": 2}

@@ -95,6 +95,12 @@ class RestCatalog:
     agents: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def access(self) -> dict[str, str]:
+        """The properties by which a client gets its tokens."""
+        uri = f"{self.uri}/v1/oauth/tokens"
+        return {"credential": CREDENTIAL, "scope": SCOPE, "oauth2-server-uri": uri}
+
 
 @contextmanager
 def rest_catalog(

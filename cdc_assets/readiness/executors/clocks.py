@@ -11,11 +11,9 @@ from collections.abc import Iterator
 
 from pyspark.sql import SparkSession
 
+from cdc_assets.lake.copies import MOST_APART_SECONDS
 from cdc_assets.messages.findings import Finding
 from cdc_assets.readiness.flushing import refuse
-
-# Half of Iceberg's minute: a clock that drifts is told before it is in the way.
-MOST_SECONDS = 30.0
 
 
 def refuse_clocks_apart(session: SparkSession) -> None:
@@ -30,7 +28,7 @@ def clock_findings(session: SparkSession) -> Iterator[Finding]:
     after = time.time()
     assert row is not None
     ahead = (before + after) / 2 - float(row[0]) / 10**6
-    if abs(ahead) > MOST_SECONDS:
+    if abs(ahead) > MOST_APART_SECONDS:
         how = "ahead of" if ahead > 0 else "behind"
         yield Finding(
             "lake_clock",

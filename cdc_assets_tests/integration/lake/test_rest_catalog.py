@@ -37,8 +37,7 @@ def _catalog(uri: str, warehouse: str, properties: dict[str, str]) -> dict[str, 
 
 
 def _protected(server: RestCatalog, warehouse: str) -> dict[str, Any]:
-    access = {**ACCESS, "oauth2-server-uri": f"{server.uri}/v1/oauth/tokens"}
-    return _catalog(server.uri, warehouse, access)
+    return _catalog(server.uri, warehouse, ACCESS | server.access)
 
 
 @pytest.mark.parametrize("token_seconds", [3600.0, 2.0])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cdc_assets.lake.spark.session import open_session
 from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.lake import Lake, NewLake
-from cdc_assets_tests.support.rest_catalog import CREDENTIAL, SCOPE, RestCatalog, rest_catalog
+from cdc_assets_tests.support.rest_catalog import RestCatalog, rest_catalog
 from cdc_assets_tests.support.rest_faults import (
     Meets,
     broken,
@@ -48,28 +49,23 @@ COMMITS = 5
 def copied(new_lake: NewLake, folder: Path) -> Iterator[tuple[Lake, RestCatalog]]:
     warehouse = f"file://{folder}/warehouse"
     with rest_catalog(folder, warehouse) as server:
-        access = {
-            "credential": CREDENTIAL,
-            "scope": SCOPE,
-            "oauth2-server-uri": f"{server.uri}/v1/oauth/tokens",
-        }
         catalog: dict[str, Any] = {"type": "rest", "uri": server.uri, "warehouse": warehouse}
-        lake = {"catalog": {**catalog, "properties": access}, "format_version": 2}
+        lake = {"catalog": {**catalog, "properties": server.access}, "format_version": 2}
         with new_lake(SETUP, {"name": "t", "chunk_pages": 1}, lake=lake) as source:
             source.pin()
             source.copy()
             yield source, server
 
 
+def change(source: Lake) -> None:
+    source.execute(CHANGES)
+    source.flush()
+
+
 @pytest.mark.parametrize("meets", [refused, unavailable, broken, done_and_broken, done_and_cut_off])
 def test_each_commit_of_a_merge(new_lake: NewLake, tmp_path: Path, meets: Meets) -> None:
     with copied(new_lake, tmp_path) as (source, server):
-
-        def change() -> None:
-            source.execute(CHANGES)
-            source.flush()
-
-        for nth in each_in_turn(server, meets, change, source.drain_all):
+        for nth in each_in_turn(server, meets, partial(change, source), source.drain_all):
             assert source.equal(T), nth
         assert nth >= COMMITS
 
@@ -78,12 +74,7 @@ def test_a_stranger_before_each_commit_of_a_merge(new_lake: NewLake, tmp_path: P
     with copied(new_lake, tmp_path) as (source, server):
         other = open_session(source.config)
         meets = stranger(other, source.lake_table(T))
-
-        def change() -> None:
-            source.execute(CHANGES)
-            source.flush()
-
-        for nth in each_in_turn(server, meets, change, source.drain_all):
+        for nth in each_in_turn(server, meets, partial(change, source), source.drain_all):
             assert source.equal(T), nth
         other.stop()
 
