@@ -29,7 +29,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc_assets.errors import Fenced, TableProblem, first_line
-from cdc_assets.lake.catalog.catalog import CATALOG
+from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog, reached
+from cdc_assets.lake.catalog.refs import Edit, Metadata, descends, edited, main_of, move_main
 from cdc_assets.lake.spark.session import SUMMARY_OPTION
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "cdc_"
 _OURS = re.compile(PREFIX + "[0-9a-f]{32}")
 # The mark: the branch's retention. Long enough for any merge; it is of no other use.
-_MARK_DAYS = 3_650
+_MARK, _MARK_DAYS, _DAY_MS = "max-ref-age-ms", 3_650, 86_400_000
 # Iceberg's error if somebody else's commit came first.
 _BESIDE = "CommitFailedException"
 # Spark's, if the catalog couldn't be opened: Iceberg then takes its name for a namespace.
@@ -60,15 +61,79 @@ def published(
     block raises, readers see nothing of it. Raises Fenced when somebody else moved ``main``
     meanwhile.
     """
-    drop_abandoned(session, lake, loaded)
+    loaded = loaded if loaded is not None else lake.loaded()
     branch = f"{PREFIX}{uuid.uuid4().hex}"
+    make_branch(session, lake, state, branch, loaded)
+    yield lake.branch(branch)
+    publish_branch(session, lake, state, branch, loaded)
+
+
+def make_branch(
+    session: SparkSession, lake: LakeTable, state: LakeState, branch: str, loaded: Table
+) -> None:
+    """Make a marked branch of ``state``'s snapshot, and drop those of writers that died."""
+
+    def edit(metadata: Metadata) -> bool:
+        if main_of(metadata) != state.snapshot_id:
+            raise _fenced(lake)
+        _drop_all(metadata)
+        made = {"snapshot-id": state.snapshot_id, "type": "branch", _MARK: _MARK_DAYS * _DAY_MS}
+        metadata["refs"][branch] = made
+        return True
+
+    if _edited(lake, loaded, edit):
+        return
+    drop_abandoned(session, lake, loaded)
     patiently(
         session,
         lake,
         f"alter table {lake.sql_name} create branch {branch} as of version {state.snapshot_id}"
         f" retain {_MARK_DAYS} days",
     )
-    yield lake.branch(branch)
+
+
+def publish_branch(
+    session: SparkSession, lake: LakeTable, state: LakeState, branch: str, loaded: Table
+) -> None:
+    """Move ``main`` from ``state``'s snapshot to the branch's, and drop the branch.
+
+    Raises Fenced unless it is the branch that was marked, and has a commit.
+    """
+    head: int | None = None
+
+    def edit(metadata: Metadata) -> bool:
+        nonlocal head
+        main, made = main_of(metadata), metadata["refs"].get(branch)
+        if made is None and main == head is not None:
+            return False  # it is done, and the answer was lost
+        if made is None or _MARK not in made or main is None or main != state.snapshot_id:
+            raise _fenced(lake)
+        head = int(made["snapshot-id"])
+        if head == main or not descends(metadata, head, main):
+            raise _fenced(lake)
+        move_main(metadata, head)
+        del metadata["refs"][branch]
+        return True
+
+    if not _edited(lake, loaded, edit):
+        _fast_forward(session, lake, state, branch)
+
+
+def _edited(lake: LakeTable, loaded: Table, edit: Edit) -> bool:
+    with reached():
+        return edited(open_catalog(lake.config), loaded, edit)
+
+
+def _drop_all(metadata: Metadata) -> bool:
+    """Drop all writers' branches; whether there were any."""
+    names = list(filter(_OURS.fullmatch, metadata["refs"]))
+    for name in names:
+        del metadata["refs"][name]
+    return bool(names)
+
+
+def _fast_forward(session: SparkSession, lake: LakeTable, state: LakeState, branch: str) -> None:
+    """:func:`publish_branch` by Spark."""
     loaded = lake.load()
     made = loaded.metadata.refs.get(branch) if loaded is not None else None
     if made is None or made.max_ref_age_ms is None or made.snapshot_id == state.snapshot_id:
@@ -170,7 +235,9 @@ def drop_abandoned(session: SparkSession, lake: LakeTable, loaded: Table | None 
     The caller holds the table's writer lock, so none of them is alive; see :func:`published`.
     """
     loaded = loaded if loaded is not None else lake.load()
-    if loaded is None:
+    if loaded is None or not writers_branches(loaded):
+        return
+    if _edited(lake, loaded, _drop_all):
         return
     for name in writers_branches(loaded):
         patiently(session, lake, f"alter table {lake.sql_name} drop branch if exists {name}")

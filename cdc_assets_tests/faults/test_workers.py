@@ -169,13 +169,14 @@ def test_workers_share_the_tables_and_take_over_from_the_dead(source: Lake, tmp_
 @pytest.mark.parametrize(
     "step",
     [
-        "before publishing",
+        "between file and catalog",
         *(
             pytest.param(step, marks=pytest.mark.soak)
             for step in (
                 "before the branch",
                 "after the deletes",
                 "before the append",
+                "before publishing",
                 "after publishing",
                 "before the cursor",
             )

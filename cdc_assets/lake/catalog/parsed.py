@@ -1,5 +1,7 @@
 """A SQL catalog through pyiceberg that parses a table's metadata once, not at each look.
 
+And that leads a table to other metadata (``lake.catalog.refs``).
+
 An hour of merges is 1,500 snapshots: more than a megabyte, and 25 ms of Python for each look, of
 which a merge needs several. A metadata file never changes, and its name is never used again.
 """
@@ -8,12 +10,17 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import load_file_io
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Identifier
+from sqlalchemy import ColumnElement, select, update
+from sqlalchemy.orm import Session
 
 # Of all tables together, in parsed snapshots, each of which takes some 7 kB.
 _LIMIT = 10_000
@@ -53,6 +60,37 @@ class ParsedOnce(SqlCatalog):
             io=self._load_file_io(known.properties, location),
             catalog=self,
         )
+
+    def led_to(self, table: Identifier) -> str:
+        """The place of a table's metadata. Raises NoSuchTableError."""
+        with Session(self.engine) as session:
+            found = session.scalar(
+                select(IcebergTables.metadata_location).where(*self._entry(table))
+            )
+        if found is None:
+            raise NoSuchTableError(f"Table does not exist: {'.'.join(table)}")
+        return str(found)
+
+    def lead(self, table: Identifier, former: str, new: str) -> bool:
+        """Lead from ``former`` metadata to ``new``; False, and nothing is done, from any other."""
+        with Session(self.engine) as session:
+            done = session.scalar(
+                update(IcebergTables)
+                .where(*self._entry(table), IcebergTables.metadata_location == former)
+                .values(metadata_location=new, previous_metadata_location=former)
+                .returning(IcebergTables.table_name)
+                .execution_options(synchronize_session=False)
+            )
+            session.commit()
+        return done is not None
+
+    def _entry(self, table: Identifier) -> Iterator[ColumnElement[bool]]:
+        """What the catalog's entry of a table meets."""
+        yield IcebergTables.catalog_name == self.name
+        yield IcebergTables.table_namespace == Catalog.namespace_to_string(table[:-1])
+        yield IcebergTables.table_name == table[-1]
+        if (of_its_type := self._iceberg_type_filter()) is not None:
+            yield of_its_type
 
     def _keep(self, location: str, metadata: TableMetadata) -> None:
         with self._lock:

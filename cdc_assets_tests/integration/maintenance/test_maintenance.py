@@ -27,7 +27,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.copies import SUFFIX, create_for_copy
 from cdc_assets.lake.lineage import OFFSET
-from cdc_assets.lake.publish import PREFIX
+from cdc_assets.lake.publish import PREFIX, publish_branch
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.lake.tables import RETRIES, LakeTable
@@ -160,12 +160,21 @@ def test_compaction_that_would_change_rows_is_given_up_and_nobody_sees_it(
     equals_the_source(source, M)
 
 
-def test_a_run_that_dies_at_any_statement_is_done_again_by_the_next(source: Lake) -> None:
+def publishing(session: Any, *arguments: Any) -> None:
+    if hasattr(session, "publishes"):
+        session.publishes(*arguments)
+    else:
+        publish_branch(session, *arguments)
+
+
+def test_a_run_that_dies_at_any_statement_is_done_again_by_the_next(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cycle(source, 30, M)
     cycle(source, 31, M)
 
     class Dying:
-        """A session of a run that is killed before, or right after, a statement."""
+        """A session of a run that is killed before, or right after, a statement or publishing."""
 
         def __init__(self, at: str, *, after: bool) -> None:
             self._at, self._after = at, after
@@ -180,11 +189,19 @@ def test_a_run_that_dies_at_any_statement_is_done_again_by_the_next(source: Lake
                 raise KeyboardInterrupt
             return source.session.sql(statement)
 
+        def publishes(self, *arguments: Any) -> None:
+            if self._at == "publish" and not self._after:
+                raise KeyboardInterrupt
+            publish_branch(source.session, *arguments)
+            if self._at == "publish":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr("cdc_assets.lake.publish.publish_branch", publishing)
     with settings(source, keep_snapshots={"count": 1, "age": "0s"}) as pipeline:
         for at, after in [
             ("rewrite_data_files", True),
-            ("fast_forward", False),
-            ("fast_forward", True),
+            ("publish", False),
+            ("publish", True),
             ("expire_snapshots", False),
         ]:
             session: Any = Dying(at, after=after)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.manifest import ManifestContent
+from pyiceberg.typedef import Identifier
 
+from cdc_assets.lake.catalog.parsed import ParsedOnce
 from cdc_assets.lake.spark.session import open_session, summary
 from cdc_assets.materializer import drain as drain_module
-from cdc_assets.materializer.actions.commit import Change, Merged
-from cdc_assets.materializer.merge import merge
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.lake import Lake, NewLake
 
@@ -148,20 +147,11 @@ def test_invariant_7_a_merge_that_dies_half_way_changes_nothing_and_is_done_agai
     source.flush()
     expected = source.rows(M)
 
-    def die_before_publishing(change: Change) -> Merged:
-        class WithoutFastForward:
-            def __getattr__(self, name: str) -> object:
-                return getattr(change.session, name)
-
-            def sql(self, statement: str) -> object:
-                if "fast_forward" in statement:
-                    raise KeyboardInterrupt
-                return change.session.sql(statement)
-
-        return merge(replace(change, session=WithoutFastForward()))  # type: ignore[arg-type]
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as dying:
-        dying.setattr(drain_module, "merge", die_before_publishing)
+        dying.setattr("cdc_assets.lake.publish.publish_branch", die)
         with pytest.raises(KeyboardInterrupt):
             source.drain(M)
     assert source.rows(M) == expected
@@ -170,8 +160,36 @@ def test_invariant_7_a_merge_that_dies_half_way_changes_nothing_and_is_done_agai
     assert source.rows(H) == sorted(source.execute("select * from h"), key=repr)
 
 
-def test_a_commit_of_others_beside_a_merge_does_not_fail_it(source: Lake) -> None:
-    """Such as an expiry's: it meets the first try of each statement on the merge's branch."""
+def test_a_commit_of_others_beside_a_merge_does_not_fail_it(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as an expiry's: it meets the first try of each commit of the merge's branch alone."""
+    others = open_session(source.config)
+    lead, met = ParsedOnce.lead, list[str]()
+
+    def beside(self: ParsedOnce, table: Identifier, former: str, new: str) -> bool:
+        if len(met) % 2 == 0:  # a first try
+            others.sql(f"alter table lake.src.m set tblproperties ('beside' = 'try {len(met)}')")
+        met.append(new)
+        return lead(self, table, former, new)
+
+    source.execute("update m set v = 'beside' where id < 4")
+    source.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr(ParsedOnce, "lead", beside)
+        assert source.drain(M).merges == 1
+    assert len(met) == 4
+    assert source.rows(M) == sorted(source.execute("select * from m"), key=repr)
+    loaded = source.lake_table(M).loaded()
+    assert loaded.properties["beside"] == "try 2" and list(loaded.metadata.refs) == ["main"]
+    others.stop()
+
+
+def test_a_commit_of_others_beside_a_merge_by_statements_does_not_fail_it(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It meets the first try of each statement on the merge's branch."""
+    monkeypatch.setattr("cdc_assets.lake.publish.edited", lambda *_: False)
     met = list[str]()
     others = open_session(source.config)
 

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from cdc_assets.errors import CdcError
+from cdc_assets.lake.publish import publish_branch
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.lake.tables import COPYING
 from cdc_assets.log.copies.chunks import restart_copy
@@ -25,12 +26,12 @@ SETUP = "".join(
     f" insert into {name} select 'copied ' || i, i from generate_series(1, 5) i;"
     for name in NAMES
 )
-# The statements that decide, whichever way the swap takes.
-DECIDING = ("fast_forward", "create table", "create or replace table")
+# The statements that decide, where the rows aren't published on a branch.
+DECIDING = ("create table", "create or replace table")
 
 
 class Late:
-    """The session of a coordinator whose deciding statement the server carries out late."""
+    """The session of a coordinator whose deciding step is carried out late."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -47,9 +48,18 @@ class Late:
                 rows.count()
                 rows.createOrReplaceTempView("read_before")
                 statement += f"{read}read_before"
-            self.asked.set()
-            assert self.goes_on.wait(120)
+            self.decides()
         return self._session.sql(statement)
+
+    def decides(self) -> None:
+        self.asked.set()
+        assert self.goes_on.wait(120)
+
+
+def publish(session: Any, *arguments: Any) -> None:
+    if isinstance(session, Late):
+        session.decides()
+    publish_branch(session, *arguments)
 
 
 def copied_twice(source: Lake, table: TableId) -> None:
@@ -85,8 +95,9 @@ def equal(source: Lake, table: TableId) -> bool:
 
 
 def test_a_coordinator_that_was_taken_for_dead_never_undoes_what_followed(
-    new_lake: NewLake,
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cdc_assets.lake.publish.publish_branch", publish)
     fresh, alike, altered = (TableId("public", name) for name in NAMES)
     tables = [{"name": name, "mode": "mirror"} for name in NAMES]
     tables[0] |= {"partition_by": ["bucket(2, v)"]}  # type: ignore[dict-item]

@@ -1,0 +1,239 @@
+"""Commits that change a table's branches alone, made here instead of by a statement of Spark.
+
+Such a statement takes Spark 25 to 60 ms, and a merge has three beside its two writes. A commit is
+what Iceberg's own client makes of it: a metadata file that differs from the table's in its refs,
+then the catalog leads there, provided that it led to the former file until then. So it is with SQL
+catalogs and Glue. The server of a REST catalog writes metadata itself.
+
+The metadata is edited as JSON: pyiceberg writes no version 3, and leaves out what it doesn't know.
+A commit has the time of the one before, which is Spark's. Iceberg reads no table whose history goes
+back by a minute, and the clock here may be another.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from botocore.exceptions import BotoCoreError, ClientError
+from pydantic_core import from_json, to_json
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.typedef import Identifier
+from pyiceberg.utils.properties import property_as_bool
+from sqlalchemy.exc import OperationalError
+
+from cdc_assets.errors import first_line
+from cdc_assets.lake.catalog.parsed import ParsedOnce
+
+logger = logging.getLogger(__name__)
+
+# A table's metadata, as its file has it.
+Metadata = dict[str, Any]
+# Changes metadata; False if there is nothing to change. What it raises stops the commit.
+Edit = Callable[[Metadata], bool]
+
+MAIN = "main"
+_KEEP = TableProperties.METADATA_PREVIOUS_VERSIONS_MAX
+_SUFFIX = ".metadata.json"
+# Versions whose metadata is known to have its refs where we edit them.
+_VERSIONS = (2, 3)
+_TRIES, _PAUSE_SECONDS = 5, 0.3
+# An answer that was lost: the catalog may have done it.
+_LOST = (OperationalError, ClientError, BotoCoreError)
+
+
+class OnlySpark(Exception):
+    """This process may not lead a table elsewhere."""
+
+
+class Pointer(Protocol):
+    """The entries of a catalog, each of which leads to a table's metadata."""
+
+    def led_to(self, table: Identifier) -> str:
+        """The place of a table's metadata. Raises NoSuchTableError."""
+
+    def lead(self, table: Identifier, former: str, new: str) -> bool:
+        """Lead from ``former`` metadata to ``new``; False, and nothing is done, from any other.
+
+        Raises OnlySpark, and nothing is done, where this process may not.
+        """
+
+
+def _pointer(catalog: Catalog) -> Pointer | None:
+    if isinstance(catalog, ParsedOnce):
+        return catalog
+    if catalog.properties.get("type") == "glue":
+        from pyiceberg.catalog.glue import GlueCatalog
+
+        from cdc_assets.lake.catalog.glue import GluePointer
+
+        return GluePointer(catalog) if isinstance(catalog, GlueCatalog) else None
+    return None
+
+
+def edited(catalog: Catalog, loaded: Table, edit: Edit) -> bool:
+    """Commit ``edit`` of the table's newest metadata; False if Spark has to, and nothing was done.
+
+    ``loaded``: the table as it was; its place is trusted. If another commit comes first, the edit
+    is made once more, of that one's metadata. Raises what ``edit`` raises, and what the catalog's
+    client does if it went away: then nobody knows whether the commit is made, or will be.
+    """
+    pointer = _pointer(catalog)
+    if pointer is None:
+        return False
+    for _ in range(_TRIES):
+        try:
+            base = pointer.led_to(loaded.name())
+            io = load_file_io({**catalog.properties, **loaded.properties}, base)
+            metadata = _read(io, base)
+        except (OSError, ValueError, NoSuchTableError):
+            return False
+        if not _is_fit(metadata, loaded, base):
+            return False
+        if not edit(metadata):
+            return True
+        removed = _follow(metadata, base)
+        new = _new_location(metadata, base)
+        try:
+            with io.new_output(new).create() as file:
+                file.write(to_json(metadata))
+        except OSError as error:
+            logger.info("%s: Spark has to: %s", ".".join(loaded.name()), first_line(error))
+            _delete(io, new)
+            return False
+        try:
+            led = _is_led(pointer, loaded, io, base, new)
+        except OnlySpark:
+            _delete(io, new)
+            return False
+        if led:
+            for path in removed:
+                _delete(io, path)
+            return True
+        _delete(io, new)
+        time.sleep(_PAUSE_SECONDS)
+    return False
+
+
+def main_of(metadata: Metadata) -> int | None:
+    """The id of the snapshot that ``main`` is at."""
+    found = metadata.get("refs", {}).get(MAIN) or {}
+    at: int | None = found.get("snapshot-id", metadata.get("current-snapshot-id"))
+    return at
+
+
+def move_main(metadata: Metadata, to: int) -> None:
+    """Make a snapshot the current one; what ``main`` keeps stays as it is."""
+    kept = metadata["refs"].get(MAIN, {"type": "branch"})
+    metadata["refs"][MAIN] = {**kept, "snapshot-id": to}
+    metadata["current-snapshot-id"] = to
+    metadata.setdefault("snapshot-log", []).append(
+        {"timestamp-ms": metadata["last-updated-ms"], "snapshot-id": to}
+    )
+
+
+def descends(metadata: Metadata, snapshot: int, ancestor: int) -> bool:
+    """Whether ``ancestor`` is one of a snapshot's, by the metadata."""
+    parents = {s["snapshot-id"]: s.get("parent-snapshot-id") for s in metadata["snapshots"]}
+    at: int | None = snapshot
+    while at is not None and at != ancestor:
+        at = parents.get(at)
+    return at == ancestor
+
+
+def _read(io: FileIO, location: str) -> Metadata:
+    with io.new_input(location).open() as file:
+        metadata: Metadata = from_json(file.read())
+    return metadata
+
+
+def _is_fit(metadata: Metadata, loaded: Table, base: str) -> bool:
+    """Whether it is the metadata of the table, and its next file belongs where this one is."""
+    trusted = _folder(loaded.metadata_location)
+    return (
+        metadata.get("format-version") in _VERSIONS
+        and metadata.get("table-uuid") == str(loaded.metadata.table_uuid)
+        and metadata.get("location", "").rstrip("/") == loaded.location().rstrip("/")
+        and isinstance(metadata.get("refs"), dict)
+        and metadata["properties"].get(_KEEP, "1").isdigit()
+        and base.endswith(_SUFFIX)
+        and not base.endswith(f".gz{_SUFFIX}")
+        and metadata["properties"].get("write.metadata.compression-codec", "none") == "none"
+        and _folder(_new_location(metadata, base)) == _folder(base) == trusted
+    )
+
+
+def _folder(location: str) -> str:
+    """Of a file's URI; Hadoop spells a local one with one slash."""
+    return re.sub("^file:/+", "file:///", location.rpartition("/")[0])
+
+
+def _new_location(metadata: Metadata, base: str) -> str:
+    """A new name, with the number that follows that of ``base``."""
+    number = base.rpartition("/")[2].partition("-")[0]
+    provider = load_location_provider(metadata["location"], metadata["properties"])
+    return provider.new_table_metadata_file_location(int(number) + 1 if number.isdigit() else 0)
+
+
+def _follow(metadata: Metadata, base: str) -> list[str]:
+    """Make it the metadata that follows ``base``; returns the files that it lists no more.
+
+    Empty if the table keeps those.
+    """
+    properties = metadata["properties"]
+    default = TableProperties.METADATA_PREVIOUS_VERSIONS_MAX_DEFAULT
+    keep = max(1, int(properties.get(_KEEP, default)))
+    former = [
+        *metadata.get("metadata-log", []),
+        {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": base},
+    ]
+    metadata["metadata-log"] = former[-keep:]
+    deletes = property_as_bool(
+        properties,
+        TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED,
+        TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED_DEFAULT,
+    )
+    gone = former[:-keep] if deletes else []
+    return [entry["metadata-file"] for entry in gone]
+
+
+def _is_led(pointer: Pointer, loaded: Table, io: FileIO, base: str, new: str) -> bool:
+    """Have the catalog lead from ``base`` to ``new``; False if it leads elsewhere by now.
+
+    If the answer is lost it is asked once more: the second time changes nothing.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            return pointer.lead(loaded.name(), base, new) or _has_led(pointer, loaded, io, new)
+        except _LOST:
+            if not left:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+    raise AssertionError
+
+
+def _has_led(pointer: Pointer, loaded: Table, io: FileIO, new: str) -> bool:
+    """Whether ``new`` is the table's metadata, or was, before another commit."""
+    now = pointer.led_to(loaded.name())
+    if now == new:
+        return True
+    log = _read(io, now).get("metadata-log", [])
+    return any(entry["metadata-file"] == new for entry in log)
+
+
+def _delete(io: FileIO, path: str) -> None:
+    """Delete a metadata file, and its checksum where Spark has written one beside it."""
+    with suppress(Exception):  # each store says it in its own way; a file that stays is an orphan
+        io.delete(path)
+    if path.startswith(("file:", "/")):
+        folder, _, name = path.rpartition("/")
+        with suppress(Exception):
+            io.delete(f"{folder}/.{name}.crc")
