@@ -14,6 +14,7 @@ from pyiceberg.table import Table
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.catalog import open_catalog
+from cdc_assets.lake.drafts.tables import forget_drafts
 from cdc_assets.lake.place import deletable
 from cdc_assets.lake.tables import COPYING, LakeTable
 from cdc_assets.messages.texts import command
@@ -108,5 +109,6 @@ def drop_copy(copy: LakeTable, loaded: Table) -> tuple[int, int]:
     """
     place = deletable(copy, loaded)
     open_catalog(copy.config).drop_table(copy.identifier)
+    forget_drafts(copy, loaded)
     selector = fs.FileSelector(place.root, recursive=True, allow_not_found=True)
     return place.delete(i.path for i in place.filesystem.get_file_info(selector) if i.is_file)

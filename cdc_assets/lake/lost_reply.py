@@ -30,7 +30,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.lake.catalog.catalog import CATALOG
-from cdc_assets.lake.publish import patiently
+from cdc_assets.lake.drafts.branches import patiently
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.store import LogStore
 

@@ -100,10 +100,10 @@ def begin(store: LogStore, session: SparkSession, lake: LakeTable) -> Table:
             _mark(session, lake, begun + _BEGINNING)
             marked = True
         state = replace(lake.state(), foreign=None)
-        with published(session, lake, state) as branch:
+        with published(session, lake, state) as draft:
             if lake.config.snapshot.mode != "never" and lake.has_rows(state):
-                session.sql(f"delete from {branch}")
-            append(session, lake, state, branch, store.first_cursor(lake.row))
+                session.sql(f"delete from {draft.sql_name}")
+            append(session, lake, state, draft, store.first_cursor(lake.row))
     if marked:
         # From here on a missing cursor was lost: it isn't named a second time.
         _mark(session, lake, begun)

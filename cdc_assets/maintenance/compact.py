@@ -7,10 +7,10 @@ lock, as a merge does. A merge waits for one slice at most: about one target fil
 Compaction queues for the lock, so a busy table's merges can't keep it out. After each slice it
 steps aside until a merge that was refused the lock has had its turn.
 
-A slice is written on a branch (``lake.publish``) and compared with ``main`` there: it must have as
+A slice is written as a draft (``lake.publish``) and compared with ``main`` there: it must have as
 many rows, by Iceberg's own counts, and in tables of up to CHECKED_ROWS the same keys. Then a commit
 of no rows carries the cursor on and ``main`` moves, in one step. Readers never see wrong rows; a
-slice that dies leaves a branch that the next writer drops, and files that are orphans.
+slice that dies leaves files that are orphans.
 
 Iceberg's planner picks the files to rewrite, within the options of ``plan``. It rewrites files only
 with others of their partition, drops the deletion vectors of the files that it rewrote and no
@@ -31,10 +31,11 @@ from pyspark.sql import functions as F
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.catalog import CATALOG
+from cdc_assets.lake.drafts.branches import drop_abandoned, writers_branches
 from cdc_assets.lake.layout import arrange, is_arranged
-from cdc_assets.lake.lineage import count, said
+from cdc_assets.lake.lineage import count
 from cdc_assets.lake.lost_reply import healing
-from cdc_assets.lake.publish import append, drop_abandoned, name_cursor, published, writers_branches
+from cdc_assets.lake.publish import Draft, append, name_cursor, published
 from cdc_assets.lake.spark.sql import listed, quoted, ticked
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import READING, RETRIES, LakeTable
@@ -187,17 +188,16 @@ def rewritten(
     loaded = lake.load()
     assert loaded is not None  # the lock is ours, and it was there
     try:
-        with published(session, lake, state) as branch:
+        with published(session, lake, state) as draft:
             if due.moved:
-                found = _move(session, lake, branch, due)
+                found = _move(session, lake, draft, due)
             else:
-                found = _rewrite(session, lake, branch, due, _strategy(loaded))
+                found = _rewrite(session, draft, due, _strategy(loaded))
             if not found.rewritten_files:
                 raise _NothingToPublish
-            _compare(session, lake, state, branch, checked_rows)
-            append(session, lake, state, branch, state.cursor)
+            _compare(session, lake, state, draft, checked_rows)
+            append(session, lake, state, draft, state.cursor)
     except _NothingToPublish:
-        drop_abandoned(session, lake)
         return None
     logger.info(
         "%s: %d files (%.1f MB) rewritten as %d in %.1f s",
@@ -216,13 +216,10 @@ def rewritten(
     )
 
 
-def _rewrite(
-    session: SparkSession, lake: LakeTable, branch: str, due: Slice, strategy: str
-) -> Compacted:
+def _rewrite(session: SparkSession, draft: Draft, due: Slice, strategy: str) -> Compacted:
     options = ", ".join(f"'{k}', '{v}'" for k, v in due.options.items())
     row = session.sql(
-        f"call {CATALOG}.system.rewrite_data_files(table => {lake.procedure_name},"
-        f" branch => '{branch.removeprefix(lake.branch(''))}', {strategy},"
+        f"call {draft.catalog}.system.rewrite_data_files({draft.arguments}, {strategy},"
         f" options => map({options}))"
     ).first()
     assert row is not None
@@ -235,7 +232,7 @@ def _rewrite(
     )
 
 
-def _move(session: SparkSession, lake: LakeTable, branch: str, due: Slice) -> Compacted:
+def _move(session: SparkSession, lake: LakeTable, draft: Draft, due: Slice) -> Compacted:
     """Rewrite the rows of files of an older partition spec; appends take the present spec.
 
     Where deletes don't rewrite files, the old ones stay, with all of their rows hidden, until the
@@ -247,12 +244,9 @@ def _move(session: SparkSession, lake: LakeTable, branch: str, due: Slice) -> Co
     )
     paths = ", ".join(quoted(path) for path in due.moved)
     # As an expression: Iceberg would take the bare column for one of the table.
-    session.sql(f"delete from {branch} where concat(_file, '') in ({paths})")
-    moved.writeTo(branch).append()
-    loaded, name = lake.load(), branch.removeprefix(lake.branch(""))
-    snapshot = loaded.snapshot_by_name(name) if loaded is not None else None
-    added = snapshot.summary["added-data-files"] if snapshot and snapshot.summary else None
-    return Compacted(1, due.files, due.bytes, int(added or 0))
+    session.sql(f"delete from {draft.sql_name} where concat(_file, '') in ({paths})")
+    moved.writeTo(draft.sql_name).append()
+    return Compacted(1, due.files, due.bytes, count(draft.summary(), "added-data-files"))
 
 
 def _strategy(loaded: Table) -> str:
@@ -260,17 +254,15 @@ def _strategy(loaded: Table) -> str:
 
 
 def _compare(
-    session: SparkSession, lake: LakeTable, state: LakeState, branch: str, checked_rows: int
+    session: SparkSession, lake: LakeTable, state: LakeState, draft: Draft, checked_rows: int
 ) -> None:
-    """Raise TableProblem unless ``branch`` has the rows of ``main``."""
-    loaded = lake.load()
-    name = branch.removeprefix(lake.branch(""))
-    snapshot = loaded.snapshot_by_name(name) if loaded is not None else None
-    totals = said(snapshot) if snapshot is not None else {}
+    """Raise TableProblem unless ``draft`` has the rows of ``main``."""
+    totals = draft.summary()
     rows = count(totals, "total-records") - count(totals, "total-position-deletes")
     same = rows == state.total_rows
     if same and rows <= checked_rows:
-        same = _fingerprint(session, lake, branch) == _fingerprint(session, lake, lake.sql_name)
+        here, there = draft.sql_name, lake.sql_name
+        same = _fingerprint(session, lake, here) == _fingerprint(session, lake, there)
     if not same:
         raise TableProblem(
             lake.row.table,

@@ -22,7 +22,7 @@ from cdc_assets.errors import (
     first_line,
 )
 from cdc_assets.flusher.reach import reach
-from cdc_assets.lake.publish import patiently
+from cdc_assets.lake.drafts.branches import patiently
 from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.tables import LakeTable

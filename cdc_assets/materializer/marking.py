@@ -6,7 +6,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import first_line
-from cdc_assets.lake.publish import patiently
+from cdc_assets.lake.drafts.branches import patiently
 from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.state import LakeState

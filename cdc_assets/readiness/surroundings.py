@@ -32,7 +32,7 @@ from cdc_assets.errors import CdcError, EnvironmentProblem, first_line
 from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog, tried
 from cdc_assets.lake.catalog.place import TABLES, catalog_schema, passed_over
 from cdc_assets.lake.copies import COPIED_VERSION
-from cdc_assets.lake.publish import PREFIX
+from cdc_assets.lake.drafts.branches import PREFIX
 from cdc_assets.lake.spark.jars import PACKAGES
 from cdc_assets.lake.spark.session import open_session, server, spark_problem
 from cdc_assets.log.staged.storage import Storage, folders_as_they_were

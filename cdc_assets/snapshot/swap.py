@@ -4,8 +4,8 @@ A coordinator may be taken for dead while its statement goes on in the server. T
 long after another coordinator did the same and merges followed. Its rows must not win then:
 
 - A table that doesn't exist yet is created with its rows. The catalog refuses a second creation.
-- A table that has the copy's columns gets its rows on a branch, which is published like a merge
-  (``lake.publish``): Iceberg refuses to move a ``main`` that has moved on.
+- A table that has the copy's columns gets its rows by a draft, which is published like a merge
+  (``lake.publish``): not once ``main`` has moved on.
 - Any other table is replaced, and Iceberg does that regardless of commits meanwhile. A late
   replacement takes the table back to the copy, and by the same commit to the copy's cursor: the log
   is applied once more from there, or the table is parked if the log is gone.
@@ -98,7 +98,7 @@ def _overwrite(
         listing = listed({PROPERTY: described})
         session.sql(f"alter table {lake.sql_name} set tblproperties ({listing})")
     with (
-        published(session, lake, lake_state(lake.load())) as branch,
+        published(session, lake, lake_state(lake.load())) as draft,
         summary(session, said),
     ):
-        session.table(copy.sql_name).writeTo(branch).overwrite(F.lit(True))
+        session.table(copy.sql_name).writeTo(draft.sql_name).overwrite(F.lit(True))

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.lake.publish import patiently
+from cdc_assets.lake.drafts.branches import patiently
 from cdc_assets.lake.spark.sending import sent
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeColumn, LakeTable

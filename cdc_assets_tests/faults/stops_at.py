@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 from pyspark.sql.connect.readwriter import DataFrameWriterV2
@@ -19,6 +18,7 @@ from pyspark.sql.connect.session import SparkSession
 from cdc_assets.cli.main import cli
 from cdc_assets.lake import publish
 from cdc_assets.lake.catalog.parsed import ParsedOnce
+from cdc_assets.lake.drafts.tables import TableDraft
 from cdc_assets.log.sessions import heartbeat, workers
 from cdc_assets.log.store import LogStore
 
@@ -45,21 +45,13 @@ def _sql(word: str, *, first: bool) -> Callable[[], None]:
     return lambda: _around(SparkSession, "sql", lambda _, text, *a: word in text, first=first)
 
 
-_commits = count()
-
-
-def _publishes(*_: Any) -> bool:
-    """Whether it is a merge's second commit of its branch; the first one makes it."""
-    return next(_commits) % 2 == 1
-
-
 STEPS: dict[str, Callable[[], None]] = {
-    "before the branch": lambda: _around(publish, "make_branch", lambda *_: True, first=True),
+    "before the draft": lambda: _around(publish, "table_draft", lambda *_: True, first=True),
     "after the deletes": _sql("delete from", first=False),
     "before the append": lambda: _around(DataFrameWriterV2, "append", lambda *_: True, first=True),
-    "before publishing": lambda: _around(publish, "publish_branch", lambda *_: True, first=True),
-    "between file and catalog": lambda: _around(ParsedOnce, "lead", _publishes, first=True),
-    "after publishing": lambda: _around(ParsedOnce, "lead", _publishes, first=False),
+    "before publishing": lambda: _around(TableDraft, "publish", lambda *_: True, first=True),
+    "between file and catalog": lambda: _around(ParsedOnce, "lead", lambda *_: True, first=True),
+    "after publishing": lambda: _around(ParsedOnce, "lead", lambda *_: True, first=False),
     "before the cursor": lambda: _around(LogStore, "set_cursor", lambda *_: True, first=True),
 }
 

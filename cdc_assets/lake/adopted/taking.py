@@ -91,8 +91,8 @@ def _take(
     if loaded.current_snapshot() is None:
         session.table(lake.sql_name).limit(0).writeTo(lake.sql_name).append()
     state = replace(lake.state(), foreign=foreign)
-    with published(session, lake, state) as branch:
-        append(session, lake, state, branch, store.first_cursor(lake.row))
+    with published(session, lake, state) as draft:
+        append(session, lake, state, draft, store.first_cursor(lake.row))
     # Last: until then it is done once more, and nothing but that commit is there twice.
     ours = {
         SOURCE: lake.config.name,

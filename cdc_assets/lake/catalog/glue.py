@@ -1,4 +1,4 @@
-"""Where a Glue catalog leads a table, and how it is led elsewhere (``lake.catalog.refs``)."""
+"""Where a Glue catalog leads a table, and how it is led elsewhere (``lake.catalog.commits``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.typedef import Identifier
 from pyiceberg.utils.properties import property_as_bool
 
-from cdc_assets.lake.catalog.refs import OnlySpark
+from cdc_assets.lake.catalog.commits import OnlySpark
 
 # What an update takes of a table as Glue tells it.
 _TAKEN = frozenset(

@@ -1,6 +1,6 @@
 """A SQL catalog through pyiceberg that parses a table's metadata once, not at each look.
 
-And that leads a table to other metadata (``lake.catalog.refs``).
+And that leads a table to other metadata (``lake.catalog.commits``).
 
 An hour of merges is 1,500 snapshots: more than a megabyte, and 25 ms of Python for each look, of
 which a merge needs several. A metadata file never changes, and its name is never used again.

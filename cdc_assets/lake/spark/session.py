@@ -30,6 +30,7 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import first_line
 from cdc_assets.lake.catalog.catalog import CATALOG, spark_settings
+from cdc_assets.lake.catalog.drafts import draft_settings
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.process.home import home
@@ -261,9 +262,9 @@ def prepare_session(session: SparkSession, config: SourceConfig) -> None:
         "spark.sql.session.localRelationCacheThreshold": str(120 * 2**20),
         "spark.connect.session.planCache.enabled": "false",
         **spark_settings(config),
+        **draft_settings(config),
     }
-    for key, value in settings.items():
-        session.conf.set(key, value)
+    session.conf._set_all(settings, silent=False)  # type: ignore[attr-defined]  # one request
 
 
 @contextmanager

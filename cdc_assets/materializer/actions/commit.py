@@ -1,6 +1,6 @@
 """A change of a lake table, and the one commit that every action ends with.
 
-Keeps invariant 7 and never writes equality deletes. On a branch (``lake.publish``): delete rows (by
+Keeps invariant 7 and never writes equality deletes. In a draft (``lake.publish``): delete rows (by
 a MERGE with the keys broadcast, so the table is never shuffled, or by a condition of its own),
 append the new ones. Readers see one step, and each commit carries the cursor.
 """
@@ -107,13 +107,13 @@ class Merged:
 def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | None) -> None:
     """Delete the rows of ``delete``, then append ``new``, which has the table's columns."""
     session, lake = change.session, change.lake
-    with published(session, lake, change.state, change.loaded) as branch:
+    with published(session, lake, change.state, change.loaded) as draft:
         if delete is not None:
             with unshuffled(session) if _is_small(change.loaded) else nullcontext():
-                _delete(session, branch, delete)
+                _delete(session, draft.sql_name, delete)
         # Even without rows: a delete of whole files or of nothing doesn't carry the cursor.
         rows = _whole(change, new) if new is not None else None
-        append(session, lake, change.state, branch, change.cursor, rows, _compressed(change))
+        append(session, lake, change.state, draft, change.cursor, rows, _compressed(change))
 
 
 def _is_small(loaded: Table) -> bool:
@@ -131,13 +131,13 @@ def _is_small(loaded: Table) -> bool:
     )
 
 
-def _delete(session: SparkSession, branch: str, delete: Deletion) -> None:
+def _delete(session: SparkSession, table: str, delete: Deletion) -> None:
     if delete.keys is None:
-        session.sql(f"delete from {branch} t where {delete.condition}")
+        session.sql(f"delete from {table} t where {delete.condition}")
         return
     delete.keys.createOrReplaceTempView(_KEYS)
     session.sql(
-        f"merge into {branch} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS}) s"
+        f"merge into {table} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS}) s"
         f" on {delete.condition} when matched then delete"
     )
 

@@ -17,9 +17,9 @@ def mark_all(change: Change) -> Merged:
     marked = [f"{DELETED_AT} = timestamp_micros({at})"]
     marked += [f"{name} = {told[name]}" for name in lake.table.metadata]
     marks = f"update {{}} set {', '.join(marked)} where {DELETED_AT} is null"
-    with published(session, lake, state) as branch:
+    with published(session, lake, state) as draft:
         deleted = session.table(lake.sql_name).where(f"{DELETED_AT} is null").count()
         if deleted:
-            session.sql(marks.format(branch))
-        append(session, lake, state, branch, change.cursor)
+            session.sql(marks.format(draft.sql_name))
+        append(session, lake, state, draft, change.cursor)
     return Merged(0, deleted)

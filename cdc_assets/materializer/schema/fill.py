@@ -50,10 +50,10 @@ def fill(
         with (
             naming_refusals(pipeline.store, lake),
             summary(session, lake.reached(state.cursor, state.foreign)),
-            published(session, lake, state) as branch,
+            published(session, lake, state) as draft,
             ExitStack() as cleanup,
         ):
-            filled = rows = session.table(branch)
+            filled = rows = session.table(draft.sql_name)
             # A delete has only a key, and a truncate no values.
             has_values = F.col("_op").isin("I", "U") if lake.row.mode == "append" else F.lit(True)
             for column in added:
@@ -67,9 +67,8 @@ def fill(
                 read = _read_again(pipeline, session, lake, again)
                 cleanup.callback(read.unpersist)
                 filled = _joined(filled, read, lake, again)
-            filled.select(*(ticked(name) for name in rows.columns)).writeTo(branch).overwrite(
-                F.lit(True)
-            )
+            filled = filled.select(*(ticked(name) for name in rows.columns))
+            filled.writeTo(draft.sql_name).overwrite(F.lit(True))
 
 
 def _joined(

@@ -26,8 +26,9 @@ from cdc_assets.dagster.build import build_defs
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.copies import SUFFIX, create_for_copy
+from cdc_assets.lake.drafts.branches import PREFIX
+from cdc_assets.lake.drafts.tables import TableDraft
 from cdc_assets.lake.lineage import OFFSET
-from cdc_assets.lake.publish import PREFIX, publish_branch
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.lake.tables import RETRIES, LakeTable
@@ -135,8 +136,7 @@ def test_compaction_that_would_change_rows_is_given_up_and_nobody_sees_it(
             found = source.session.sql(statement)
             if "rewrite_data_files" in statement:
                 row = found.collect()
-                branch = statement.split("branch => '")[1].split("'", maxsplit=1)[0]
-                target = source.lake_table(M).branch(branch)
+                target = statement.split("table => '")[1].split("'", maxsplit=1)[0]
                 if broken == "a row becomes another":
                     source.session.sql(f"delete from {target} where id = 400")
                 source.session.sql(f"insert into {target} values (-1, 'back')")
@@ -160,13 +160,6 @@ def test_compaction_that_would_change_rows_is_given_up_and_nobody_sees_it(
     equals_the_source(source, M)
 
 
-def publishing(session: Any, *arguments: Any) -> None:
-    if hasattr(session, "publishes"):
-        session.publishes(*arguments)
-    else:
-        publish_branch(session, *arguments)
-
-
 def test_a_run_that_dies_at_any_statement_is_done_again_by_the_next(
     source: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +167,7 @@ def test_a_run_that_dies_at_any_statement_is_done_again_by_the_next(
     cycle(source, 31, M)
 
     class Dying:
-        """A session of a run that is killed before, or right after, a statement or publishing."""
+        """A session of a run that is killed before, or right after, a statement."""
 
         def __init__(self, at: str, *, after: bool) -> None:
             self._at, self._after = at, after
@@ -189,14 +182,8 @@ def test_a_run_that_dies_at_any_statement_is_done_again_by_the_next(
                 raise KeyboardInterrupt
             return source.session.sql(statement)
 
-        def publishes(self, *arguments: Any) -> None:
-            if self._at == "publish" and not self._after:
-                raise KeyboardInterrupt
-            publish_branch(source.session, *arguments)
-            if self._at == "publish":
-                raise KeyboardInterrupt
+    publish = TableDraft.publish
 
-    monkeypatch.setattr("cdc_assets.lake.publish.publish_branch", publishing)
     with settings(source, keep_snapshots={"count": 1, "age": "0s"}) as pipeline:
         for at, after in [
             ("rewrite_data_files", True),
@@ -204,9 +191,18 @@ def test_a_run_that_dies_at_any_statement_is_done_again_by_the_next(
             ("publish", True),
             ("expire_snapshots", False),
         ]:
+
+            def dying(draft: TableDraft, after: bool = after) -> None:
+                if after:
+                    publish(draft)
+                raise KeyboardInterrupt
+
             session: Any = Dying(at, after=after)
-            with pytest.raises(KeyboardInterrupt):
-                list(maintain(pipeline, lambda: session, [M], thorough=False))  # noqa: B023
+            with monkeypatch.context() as patched:
+                if at == "publish":
+                    patched.setattr(TableDraft, "publish", dying)
+                with pytest.raises(KeyboardInterrupt):
+                    list(maintain(pipeline, lambda: session, [M], thorough=False))  # noqa: B023
             assert not pipeline.store.is_locked(write_lock(M))
             equals_the_source(source, M)
         found = maintained(source, pipeline, M, thorough=False)[M]

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from cdc_assets.errors import CdcError
-from cdc_assets.lake.publish import publish_branch
+from cdc_assets.lake.drafts.tables import table_draft
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.lake.tables import COPYING
 from cdc_assets.log.copies.chunks import restart_copy
@@ -56,10 +56,24 @@ class Late:
         assert self.goes_on.wait(120)
 
 
-def publish(session: Any, *arguments: Any) -> None:
-    if isinstance(session, Late):
-        session.decides()
-    publish_branch(session, *arguments)
+class LateDraft:
+    """A draft of a late coordinator, which publishes it late."""
+
+    def __init__(self, session: Late, draft: Any) -> None:
+        self._session, self._draft = session, draft
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._draft, name)
+
+    def publish(self) -> None:
+        self._session.decides()
+        self._draft.publish()
+
+
+def drafted(session: Any, *arguments: Any) -> Any:
+    made = table_draft(session, *arguments)
+    assert made is not None
+    return LateDraft(session, made) if isinstance(session, Late) else made
 
 
 def copied_twice(source: Lake, table: TableId) -> None:
@@ -97,7 +111,7 @@ def equal(source: Lake, table: TableId) -> bool:
 def test_a_coordinator_that_was_taken_for_dead_never_undoes_what_followed(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc_assets.lake.publish.publish_branch", publish)
+    monkeypatch.setattr("cdc_assets.lake.publish.table_draft", drafted)
     fresh, alike, altered = (TableId("public", name) for name in NAMES)
     tables = [{"name": name, "mode": "mirror"} for name in NAMES]
     tables[0] |= {"partition_by": ["bucket(2, v)"]}  # type: ignore[dict-item]

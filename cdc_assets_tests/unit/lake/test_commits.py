@@ -1,4 +1,4 @@
-"""A commit by ``lake.catalog.refs`` is made once, whole or not at all, whatever meets it."""
+"""A commit by ``lake.catalog.commits`` is made once, whole or not at all, whatever meets it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from pyiceberg.typedef import Identifier
 from pyiceberg.types import IntegerType, NestedField
 from sqlalchemy.exc import OperationalError
 
-from cdc_assets.lake.catalog import refs
+from cdc_assets.lake.catalog import commits
+from cdc_assets.lake.catalog.commits import Metadata, edited
 from cdc_assets.lake.catalog.parsed import ParsedOnce
-from cdc_assets.lake.catalog.refs import Metadata, descends, edited, main_of, move_main
+from cdc_assets.lake.drafts.metadata import main_of
 
 SCHEMA = Schema(NestedField(1, "id", IntegerType(), required=False))
 ROW = pa.table({"id": pa.array([1], pa.int32())})
@@ -29,7 +30,7 @@ TABLE = ("n", "t")
 
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ParsedOnce:
-    monkeypatch.setattr(refs, "_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(commits, "_PAUSE_SECONDS", 0)
     uri = f"sqlite:///{tmp_path}/catalog.db"
     found = ParsedOnce("c", uri=uri, warehouse=tmp_path.as_uri())
     found.create_namespace("n")
@@ -105,33 +106,6 @@ def test_former_files_are_listed_and_kept_as_the_table_says(
     assert (files(catalog) == there) is deletes
     assert files(catalog) >= there
     assert bool(list(folder.glob(".*.crc"))) is not deletes
-
-
-def test_main_moves_with_its_history_and_keeps_what_it_keeps(catalog: ParsedOnce) -> None:
-    def keeps(metadata: Metadata) -> bool:
-        metadata["refs"]["main"]["min-snapshots-to-keep"] = 7
-        metadata["refs"]["b"] = dict(metadata["refs"]["main"], type="branch")
-        return True
-
-    assert edited(catalog, catalog.load_table(TABLE), keeps)
-    catalog.load_table(TABLE).append(ROW, branch="b")
-    before = raw(catalog)
-    head, main = before["refs"]["b"]["snapshot-id"], main_of(before)
-    assert main is not None and main != head
-    assert descends(before, head, main) and not descends(before, main, head)
-
-    def moved(metadata: Metadata) -> bool:
-        move_main(metadata, head)
-        return True
-
-    assert edited(catalog, catalog.load_table(TABLE), moved)
-    after = catalog.load_table(TABLE)
-    assert after.metadata.current_snapshot_id == head
-    assert after.metadata.refs["main"].min_snapshots_to_keep == 7
-    assert [entry.snapshot_id for entry in after.metadata.snapshot_log] == [main, head]
-    # The clock here isn't asked: histories that go back by a minute are read by no Spark.
-    assert after.metadata.last_updated_ms == before["last-updated-ms"]
-    assert after.scan().to_arrow().num_rows == 2
 
 
 def test_another_commit_that_comes_first_is_kept(

@@ -1,13 +1,12 @@
-"""Commits that change a table's branches alone, made here instead of by a statement of Spark.
+"""Commits of a table that are made here, not by a statement of Spark.
 
-Such a statement takes Spark 25 to 60 ms, and a merge has three beside its two writes. A commit is
-what Iceberg's own client makes of it: a metadata file that differs from the table's in its refs,
-then the catalog leads there, provided that it led to the former file until then. So it is with SQL
+A commit is what Iceberg's own client makes of it: a metadata file that follows the table's, then
+the catalog leads there, provided that it led to the former file until then. So it is with SQL
 catalogs and Glue. The server of a REST catalog writes metadata itself.
 
 The metadata is edited as JSON: pyiceberg writes no version 3, and leaves out what it doesn't know.
-A commit has the time of the one before, which is Spark's. Iceberg reads no table whose history goes
-back by a minute, and the clock here may be another.
+The clock here isn't asked. Iceberg reads no table whose history goes back by a minute, and Spark's
+clock may be another.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -40,7 +40,6 @@ Metadata = dict[str, Any]
 # Changes metadata; False if there is nothing to change. What it raises stops the commit.
 Edit = Callable[[Metadata], bool]
 
-MAIN = "main"
 _KEEP = TableProperties.METADATA_PREVIOUS_VERSIONS_MAX
 _SUFFIX = ".metadata.json"
 # Versions whose metadata is known to have its refs where we edit them.
@@ -86,70 +85,68 @@ def edited(catalog: Catalog, loaded: Table, edit: Edit) -> bool:
     is made once more, of that one's metadata. Raises what ``edit`` raises, and what the catalog's
     client does if it went away: then nobody knows whether the commit is made, or will be.
     """
-    pointer = _pointer(catalog)
-    if pointer is None:
-        return False
     for _ in range(_TRIES):
-        try:
-            base = pointer.led_to(loaded.name())
-            io = load_file_io({**catalog.properties, **loaded.properties}, base)
-            metadata = _read(io, base)
-        except (OSError, ValueError, NoSuchTableError):
+        found = newest(catalog, loaded)
+        if found is None:
             return False
-        if not _is_fit(metadata, loaded, base):
-            return False
-        if not edit(metadata):
+        if not edit(found.metadata):
             return True
-        removed = _follow(metadata, base)
-        new = _new_location(metadata, base)
-        try:
-            with io.new_output(new).create() as file:
-                file.write(to_json(metadata))
-        except OSError as error:
-            logger.info("%s: Spark has to: %s", ".".join(loaded.name()), first_line(error))
-            _delete(io, new)
+        removed = _follow(found.metadata, found.location)
+        new = found.written(found.metadata)
+        if new is None:
             return False
         try:
-            led = _is_led(pointer, loaded, io, base, new)
+            led = _is_led(found, loaded, new)
         except OnlySpark:
-            _delete(io, new)
+            delete(found.io, new)
             return False
         if led:
             for path in removed:
-                _delete(io, path)
+                delete(found.io, path)
             return True
-        _delete(io, new)
+        delete(found.io, new)
         time.sleep(_PAUSE_SECONDS)
     return False
 
 
-def main_of(metadata: Metadata) -> int | None:
-    """The id of the snapshot that ``main`` is at."""
-    found = metadata.get("refs", {}).get(MAIN) or {}
-    at: int | None = found.get("snapshot-id", metadata.get("current-snapshot-id"))
-    return at
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A table's newest metadata, its place, and what leads there."""
+
+    pointer: Pointer
+    io: FileIO
+    location: str
+    metadata: Metadata
+
+    def written(self, metadata: Metadata) -> str | None:
+        """The place of a new file beside it; None where this process can't write."""
+        new = _new_location(self.metadata, self.location)
+        try:
+            with self.io.new_output(new).create() as file:
+                file.write(to_json(metadata))
+        except OSError as error:
+            logger.info("%s can't be written here: %s", new, first_line(error))
+            delete(self.io, new)
+            return None
+        return new
 
 
-def move_main(metadata: Metadata, to: int) -> None:
-    """Make a snapshot the current one; what ``main`` keeps stays as it is."""
-    kept = metadata["refs"].get(MAIN, {"type": "branch"})
-    metadata["refs"][MAIN] = {**kept, "snapshot-id": to}
-    metadata["current-snapshot-id"] = to
-    metadata.setdefault("snapshot-log", []).append(
-        {"timestamp-ms": metadata["last-updated-ms"], "snapshot-id": to}
-    )
+def newest(catalog: Catalog, loaded: Table) -> Found | None:
+    """The newest metadata of a table, whose place is trusted; None where Spark has to commit."""
+    pointer = _pointer(catalog)
+    if pointer is None:
+        return None
+    try:
+        at = pointer.led_to(loaded.name())
+        io = load_file_io({**catalog.properties, **loaded.properties}, at)
+        metadata = read(io, at)
+    except (OSError, ValueError, NoSuchTableError):
+        return None
+    return Found(pointer, io, at, metadata) if _is_fit(metadata, loaded, at) else None
 
 
-def descends(metadata: Metadata, snapshot: int, ancestor: int) -> bool:
-    """Whether ``ancestor`` is one of a snapshot's, by the metadata."""
-    parents = {s["snapshot-id"]: s.get("parent-snapshot-id") for s in metadata["snapshots"]}
-    at: int | None = snapshot
-    while at is not None and at != ancestor:
-        at = parents.get(at)
-    return at == ancestor
-
-
-def _read(io: FileIO, location: str) -> Metadata:
+def read(io: FileIO, location: str) -> Metadata:
+    """The metadata of a file. Raises OSError, or ValueError if it has none."""
     with io.new_input(location).open() as file:
         metadata: Metadata = from_json(file.read())
     return metadata
@@ -157,22 +154,22 @@ def _read(io: FileIO, location: str) -> Metadata:
 
 def _is_fit(metadata: Metadata, loaded: Table, base: str) -> bool:
     """Whether it is the metadata of the table, and its next file belongs where this one is."""
-    trusted = _folder(loaded.metadata_location)
+    trusted = folder(loaded.metadata_location)
     return (
         metadata.get("format-version") in _VERSIONS
         and metadata.get("table-uuid") == str(loaded.metadata.table_uuid)
         and metadata.get("location", "").rstrip("/") == loaded.location().rstrip("/")
-        and isinstance(metadata.get("refs"), dict)
+        and all(isinstance(metadata.get(key), dict) for key in ("refs", "properties"))
         and metadata["properties"].get(_KEEP, "1").isdigit()
         and base.endswith(_SUFFIX)
         and not base.endswith(f".gz{_SUFFIX}")
         and metadata["properties"].get("write.metadata.compression-codec", "none") == "none"
-        and _folder(_new_location(metadata, base)) == _folder(base) == trusted
+        and folder(_new_location(metadata, base)) == folder(base) == trusted
     )
 
 
-def _folder(location: str) -> str:
-    """Of a file's URI; Hadoop spells a local one with one slash."""
+def folder(location: str) -> str:
+    """The folder of a file's URI; Hadoop spells a local one with one slash."""
     return re.sub("^file:/+", "file:///", location.rpartition("/")[0])
 
 
@@ -205,14 +202,15 @@ def _follow(metadata: Metadata, base: str) -> list[str]:
     return [entry["metadata-file"] for entry in gone]
 
 
-def _is_led(pointer: Pointer, loaded: Table, io: FileIO, base: str, new: str) -> bool:
-    """Have the catalog lead from ``base`` to ``new``; False if it leads elsewhere by now.
+def _is_led(found: Found, loaded: Table, new: str) -> bool:
+    """Have the catalog lead from what was ``found`` to ``new``; False if it leads elsewhere by now.
 
     If the answer is lost it is asked once more: the second time changes nothing.
     """
     for left in reversed(range(_TRIES)):
         try:
-            return pointer.lead(loaded.name(), base, new) or _has_led(pointer, loaded, io, new)
+            led = found.pointer.lead(loaded.name(), found.location, new)
+            return led or _has_led(found, loaded, new)
         except _LOST:
             if not left:
                 raise
@@ -220,16 +218,16 @@ def _is_led(pointer: Pointer, loaded: Table, io: FileIO, base: str, new: str) ->
     raise AssertionError
 
 
-def _has_led(pointer: Pointer, loaded: Table, io: FileIO, new: str) -> bool:
+def _has_led(found: Found, loaded: Table, new: str) -> bool:
     """Whether ``new`` is the table's metadata, or was, before another commit."""
-    now = pointer.led_to(loaded.name())
+    now = found.pointer.led_to(loaded.name())
     if now == new:
         return True
-    log = _read(io, now).get("metadata-log", [])
+    log = read(found.io, now).get("metadata-log", [])
     return any(entry["metadata-file"] == new for entry in log)
 
 
-def _delete(io: FileIO, path: str) -> None:
+def delete(io: FileIO, path: str) -> None:
     """Delete a metadata file, and its checksum where Spark has written one beside it."""
     with suppress(Exception):  # each store says it in its own way; a file that stays is an orphan
         io.delete(path)

@@ -1,0 +1,211 @@
+"""A draft that is a table of its own, in a catalog that no reader looks at.
+
+It begins with the lake table's metadata, and its files lie among the lake table's. A writer's
+commits change it alone. To publish is to add its snapshots to the lake table: one commit of the
+lake's catalog, whatever the change took.
+
+The next writer removes the entries of drafts that dead writers left, and a commit to a draft
+without an entry fails. What a dead writer wrote is named nowhere then: files of that kind are
+orphans, which maintenance removes (``maintenance.expire``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import FileIO
+from pyiceberg.table import Table
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from sqlalchemy.exc import SQLAlchemyError
+
+from cdc_assets.errors import CdcError, Fenced, first_line
+from cdc_assets.lake import place as lake_place
+from cdc_assets.lake.catalog.catalog import open_catalog, reached
+from cdc_assets.lake.catalog.commits import Found, Metadata, delete, edited, folder, newest, read
+from cdc_assets.lake.catalog.drafts import DRAFTS, Drafts, drafts_of
+from cdc_assets.lake.drafts.branches import drop_all, fenced
+from cdc_assets.lake.drafts.metadata import added, drafted, graft, is_draft_of, main_of
+from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.tables import LakeTable
+
+logger = logging.getLogger(__name__)
+
+# Whether a server can open the drafts' catalog, by its sessions; asked where the lake's is another.
+_opens: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
+# The tables whose next draft is a branch: somebody else adds snapshots to them, beside ``main``.
+_beside, _beside_lock = set[str](), threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class TableDraft:
+    """A draft of the lake table ``loaded``, whose current snapshot was ``base``.
+
+    ``table`` and ``name``: its entry in ``drafts``; ``location``: the table's; ``first``: the place
+    of the draft's first metadata.
+    """
+
+    lake: LakeTable
+    loaded: Table
+    base: int
+    drafts: Drafts
+    io: FileIO
+    table: str
+    name: str
+    location: str
+    first: str
+
+    @property
+    def sql_name(self) -> str:
+        """For Spark SQL."""
+        return f"{DRAFTS}.{ticked(self.table)}.{ticked(self.name)}"
+
+    @property
+    def catalog(self) -> str:
+        """The catalog whose procedures take :attr:`arguments`."""
+        return DRAFTS
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of Iceberg's procedures that name the draft."""
+        return f"table => '{self.sql_name}'"
+
+    def summary(self) -> Mapping[str, str]:
+        """The summary of the newest snapshot. Raises Fenced."""
+        metadata = self._metadata()
+        head = main_of(metadata)
+        [found] = [s["summary"] for s in metadata["snapshots"] if s["snapshot-id"] == head]
+        summary: Mapping[str, str] = found
+        return summary
+
+    def publish(self) -> None:
+        """Add the snapshots to the lake table, if it is as it was. Raises Fenced if it isn't."""
+        draft = self._metadata()
+        snapshots = added(draft, self.base)
+        if not snapshots:
+            raise fenced(self.lake)
+        head = int(snapshots[-1]["snapshot-id"])
+
+        def edit(metadata: Metadata) -> bool:
+            main = main_of(metadata)
+            if main == head:
+                return False  # it is done, and the answer was lost
+            if main != self.base:
+                raise fenced(self.lake)
+            if not is_draft_of(draft, metadata, snapshots):
+                with _beside_lock:
+                    _beside.add(self.table)
+                raise Fenced(
+                    f"{self.lake.row.table}: somebody else's commit to its lake table came between;"
+                    " nothing was published."
+                )
+            drop_all(metadata)
+            graft(metadata, draft, snapshots)
+            return True
+
+        with reached():
+            if not edited(open_catalog(self.lake.config), self.loaded, edit):
+                raise fenced(self.lake)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Remove the entry and the metadata; what else was written stays."""
+        with suppress(Exception):  # the next writer removes the entry, and files are orphans
+            files = [self.first]
+            with suppress(NoSuchTableError, OSError, ValueError):
+                at = self.drafts.led_to(self.table, self.name)
+                files += [at, *(e["metadata-file"] for e in read(self.io, at)["metadata-log"])]
+            self.drafts.remove(self.table, self.name)
+            for path in sorted(set(files)):
+                delete(self.io, path)
+
+    def _metadata(self) -> Metadata:
+        """The newest metadata. Raises Fenced if another writer has taken it away.
+
+        Who may write in the catalog can lead a draft anywhere: it is believed in its place alone.
+        """
+        try:
+            with reached():
+                at = self.drafts.led_to(self.table, self.name)
+        except NoSuchTableError as error:
+            raise fenced(self.lake) from error
+        metadata = read(self.io, at) if folder(at) == folder(self.first) else {}
+        if (metadata.get("table-uuid"), metadata.get("location")) != (self.table, self.location):
+            raise lake_place.misled(self.lake, f"the metadata of a draft is {at}")
+        return metadata
+
+
+def table_draft(
+    session: SparkSession, lake: LakeTable, base: int, loaded: Table
+) -> TableDraft | None:
+    """A draft of the snapshot ``base``; None where a branch has to do.
+
+    Removes the entries of dead writers' drafts. Raises Fenced if ``base`` isn't the current one.
+    """
+    with _beside_lock:
+        if (table := str(loaded.metadata.table_uuid)) in _beside:
+            _beside.remove(table)
+            return None
+    drafts = _drafts(lake)
+    with reached():
+        found = newest(open_catalog(lake.config), loaded) if drafts is not None else None
+        if drafts is None or found is None:
+            return None
+        if main_of(found.metadata) != base:
+            raise fenced(lake)
+        draft = _begun(lake, loaded, base, drafts, found)
+    if draft is not None and not _is_opened(session, lake, draft):
+        draft.give_up()
+        return None
+    return draft
+
+
+def _begun(
+    lake: LakeTable, loaded: Table, base: int, drafts: Drafts, found: Found
+) -> TableDraft | None:
+    first = found.written(drafted(found.metadata))
+    if first is None:
+        return None
+    table, name = str(loaded.metadata.table_uuid), uuid.uuid4().hex
+    drafts.add(table, name, first)
+    location = found.metadata["location"]
+    return TableDraft(lake, loaded, base, drafts, found.io, table, name, location, first)
+
+
+def _drafts(lake: LakeTable) -> Drafts | None:
+    """The catalog of drafts. Raises EnvironmentProblem where it is the lake's own, and is away."""
+    try:
+        return drafts_of(lake.config)
+    except (CdcError, SQLAlchemyError) as error:
+        if lake.config.lake.catalog.type == "sql":
+            raise
+        logger.info("there is no catalog of drafts: %s", first_line(error))
+        return None
+
+
+def forget_drafts(lake: LakeTable, loaded: Table) -> None:
+    """Remove the entries of a table's drafts, after the table itself."""
+    if (drafts := _drafts(lake)) is not None:
+        with reached():
+            drafts.remove(str(loaded.metadata.table_uuid))
+
+
+def _is_opened(session: SparkSession, lake: LakeTable, draft: TableDraft) -> bool:
+    """Whether the server can open the draft; asked once a session, where that isn't sure."""
+    if lake.config.lake.catalog.type == "sql":
+        return True
+    if session not in _opens:
+        try:
+            _ = session.table(draft.sql_name).schema
+            _opens[session] = True
+        except PySparkException as error:
+            logger.info("Spark can't open drafts: %s", first_line(error))
+            _opens[session] = False
+    return _opens[session]
