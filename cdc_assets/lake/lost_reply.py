@@ -6,8 +6,8 @@ commit again then. That ends well for most; what can't be repeated has failed fo
 deletes the manifest list and the manifests of a snapshot that the catalog leads to. Nobody can read
 that snapshot, or write after it.
 
-- What is written on a branch (``lake.publish``) is never published then. ``maintenance.expire``
-  removes it.
+- What is written to a draft (``lake.publish``) is never published then. Its files are orphans; of a
+  branch, ``maintenance.expire`` removes the snapshots.
 - A rewrite of manifests is on ``main``: ``set_back`` takes ``main`` back to the rewrite's parent,
   which has the same rows.
 - A table that a copy replaces is replaced once more (``snapshot.swap``): the copy stays until

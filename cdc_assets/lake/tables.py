@@ -139,7 +139,7 @@ class LakeTable:
         """
         self._create(session, self.table.partition_by, self.creation_properties())
         if self.state().snapshot_id is None:
-            # Writers branch off a snapshot (lake.publish); an empty one will do.
+            # A draft begins with a snapshot (lake.publish); an empty one will do.
             session.table(self.sql_name).limit(0).writeTo(self.sql_name).append()
 
     def reached(self, cursor: Cursor, foreign: str | None = None) -> dict[str, str]:

@@ -85,7 +85,7 @@ class Busy(Exception):
 
 
 class _NothingToPublish(Exception):
-    """Leaves a branch unpublished."""
+    """Leaves a draft unpublished."""
 
 
 @contextmanager

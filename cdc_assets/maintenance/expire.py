@@ -1,9 +1,10 @@
 """Removing from the lake what no reader needs any more: snapshots, orphans, copies that died.
 
 Expiry needs no writer lock: it changes no row and moves no branch. Iceberg commits it by
-compare-and-swap, beside merges, and deletes afterwards only what none of the remaining snapshots
-has; a merge under way holds its branch, which is a reference like ``main``. ``plan`` decides what
-is kept: above all the newest snapshot that names the cursor.
+compare-and-swap, beside merges, and deletes afterwards only what the removed snapshots have and
+none of the remaining ones; a merge under way has what ``main`` has, which remains, and files of its
+own, which no snapshot of the table has yet. ``plan`` decides what is kept: above all the newest
+snapshot that names the cursor.
 
 Orphans are files below the table's location that no snapshot and no metadata ever named: those of
 dead writers, and of workers whose copy was given up. Only their age distinguishes them from files

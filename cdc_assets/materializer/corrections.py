@@ -1,7 +1,7 @@
 """Correcting rows of a lake table that a comparison found to be wrong, or that are read once more.
 
 A correction is what a key has to be at the table's cursor: a whole row, or nothing. It is applied
-as a batch of the log is, in the same commit on a branch, but the cursor stays: the log goes on
+as a batch of the log is, in the same commit of a draft, but the cursor stays: the log goes on
 where it was. Changes that are still to come are applied to it as to any row.
 """
 

@@ -235,6 +235,21 @@ def test_where_it_may_not_write_spark_has_to(
         assert not edited(catalog, loaded, branched)
 
 
+def test_a_file_that_is_half_written_is_removed(
+    catalog: ParsedOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, output = catalog.load_table(TABLE), PyArrowFileIO.new_output
+
+    def full(io: PyArrowFileIO, location: str) -> Any:
+        path(location).write_text("{")
+        raise OSError(28, "No space left on device")
+
+    with nothing_done(catalog), monkeypatch.context() as patched:
+        patched.setattr(PyArrowFileIO, "new_output", full)
+        assert not edited(catalog, loaded, branched)
+    assert PyArrowFileIO.new_output is output
+
+
 def test_a_table_that_is_gone_is_left_to_spark(catalog: ParsedOnce) -> None:
     loaded: Table = catalog.load_table(TABLE)
     catalog.drop_table(TABLE)
