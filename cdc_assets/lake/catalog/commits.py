@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -91,20 +91,19 @@ def edited(catalog: Catalog, loaded: Table, edit: Edit) -> bool:
             return False
         if not edit(found.metadata):
             return True
-        removed = _follow(found.metadata, found.location)
+        removed, place = _follow(found.metadata, found.location), folder(found.location)
         new = found.written(found.metadata)
         if new is None:
             return False
         try:
             led = _is_led(found, loaded, new)
         except OnlySpark:
-            delete(found.io, new)
+            delete(found.io, [new], place)
             return False
         if led:
-            for path in removed:
-                delete(found.io, path)
+            delete(found.io, removed, place)
             return True
-        delete(found.io, new)
+        delete(found.io, [new], place)
         time.sleep(_PAUSE_SECONDS)
     return False
 
@@ -126,7 +125,7 @@ class Found:
                 file.write(to_json(metadata))
         except OSError as error:
             logger.info("%s can't be written here: %s", new, first_line(error))
-            delete(self.io, new)
+            delete(self.io, [new], folder(new))
             return None
         return new
 
@@ -227,11 +226,16 @@ def _has_led(found: Found, loaded: Table, new: str) -> bool:
     return any(entry["metadata-file"] == new for entry in log)
 
 
-def delete(io: FileIO, path: str) -> None:
-    """Delete a metadata file, and its checksum where Spark has written one beside it."""
-    with suppress(Exception):  # each store says it in its own way; a file that stays is an orphan
-        io.delete(path)
-    if path.startswith(("file:", "/")):
-        folder, _, name = path.rpartition("/")
-        with suppress(Exception):
-            io.delete(f"{folder}/.{name}.crc")
+def delete(io: FileIO, paths: Iterable[str], place: str) -> None:
+    """Delete metadata files in a folder, with the checksums that Spark writes beside local ones.
+
+    A path elsewhere, which metadata may name, is passed over.
+    """
+    for path in paths:
+        if folder(path) != place:
+            continue
+        with suppress(Exception):  # each store says it in its own way; what stays is an orphan
+            io.delete(path)
+        if path.startswith("file:"):
+            with suppress(Exception):
+                io.delete(f"{place}/.{path.rpartition('/')[2]}.crc")

@@ -79,7 +79,7 @@ class TableDraft:
 
     def summary(self) -> Mapping[str, str]:
         """The summary of the newest snapshot. Raises Fenced."""
-        metadata = self._metadata()
+        _, metadata = self._newest()
         head = main_of(metadata)
         [found] = [s["summary"] for s in metadata["snapshots"] if s["snapshot-id"] == head]
         summary: Mapping[str, str] = found
@@ -87,7 +87,7 @@ class TableDraft:
 
     def publish(self) -> None:
         """Add the snapshots to the lake table, if it is as it was. Raises Fenced if it isn't."""
-        draft = self._metadata()
+        at, draft = self._newest()
         snapshots = added(draft, self.base)
         if not snapshots:
             raise fenced(self.lake)
@@ -112,22 +112,25 @@ class TableDraft:
 
         with reached():
             if not edited(open_catalog(self.lake.config), self.loaded, edit):
-                raise fenced(self.lake)
-        self.give_up()
+                raise Fenced(
+                    f"{self.lake.row.table}: its lake table couldn't be written, or others wrote it"
+                    " again and again; nothing was published."
+                )
+        with suppress(Exception):  # it is published, and is all that counts
+            self._remove(at, draft)
 
     def give_up(self) -> None:
         """Remove the entry and the metadata; what else was written stays."""
         with suppress(Exception):  # the next writer removes the entry, and files are orphans
-            files = [self.first]
-            with suppress(NoSuchTableError, OSError, ValueError):
-                at = self.drafts.led_to(self.table, self.name)
-                files += [at, *(e["metadata-file"] for e in read(self.io, at)["metadata-log"])]
-            self.drafts.remove(self.table, self.name)
-            for path in sorted(set(files)):
-                delete(self.io, path)
+            self._remove(*self._newest())
 
-    def _metadata(self) -> Metadata:
-        """The newest metadata. Raises Fenced if another writer has taken it away.
+    def _remove(self, at: str, metadata: Metadata) -> None:
+        self.drafts.remove(self.table, self.name)
+        log = [entry["metadata-file"] for entry in metadata.get("metadata-log", [])]
+        delete(self.io, {at, self.first, *log}, folder(self.first))
+
+    def _newest(self) -> tuple[str, Metadata]:
+        """The newest metadata, and its place. Raises Fenced if another writer has taken it away.
 
         Who may write in the catalog can lead a draft anywhere: it is believed in its place alone.
         """
@@ -139,7 +142,7 @@ class TableDraft:
         metadata = read(self.io, at) if folder(at) == folder(self.first) else {}
         if (metadata.get("table-uuid"), metadata.get("location")) != (self.table, self.location):
             raise lake_place.misled(self.lake, f"the metadata of a draft is {at}")
-        return metadata
+        return at, metadata
 
 
 def table_draft(

@@ -128,6 +128,19 @@ def test_another_commit_that_comes_first_is_kept(
     assert [path(uri).exists() for uri in tries] == [False, False, True]
 
 
+def test_no_file_elsewhere_is_deleted_whatever_metadata_names(catalog: ParsedOnce) -> None:
+    with catalog.load_table(TABLE).transaction() as change:
+        change.set_properties({"write.metadata.delete-after-commit.enabled": "true"})
+    place = path(catalog.led_to(TABLE))
+    other = place.parents[1] / "data.parquet"
+    other.touch()
+    log = [{"timestamp-ms": 0, "metadata-file": other.as_uri()}, *raw(catalog)["metadata-log"]]
+    place.write_text(json.dumps({**raw(catalog), "metadata-log": log}))
+    for _ in range(5):
+        assert edited(catalog, catalog.load_table(TABLE), branched)
+    assert other.exists() and len(raw(catalog)["metadata-log"]) == 3
+
+
 @pytest.mark.parametrize("done", ["before", "after", "after, and another came"])
 def test_an_answer_that_is_lost_is_asked_for_again(
     catalog: ParsedOnce, monkeypatch: pytest.MonkeyPatch, done: str
