@@ -155,8 +155,8 @@ class CatalogConfig(Section):
 
     def takes(self, name: str) -> bool:
         """Whether a table may be called so: in Glue, Spark refuses what pyiceberg makes."""
-        free = self.type != "glue" or "glue.skip-name-validation" in self.properties
-        return free or re.fullmatch("[a-z0-9_]{1,255}", name) is not None
+        skips = self.properties.get("glue.skip-name-validation") == SecretStr("true")
+        return self.type != "glue" or skips or re.fullmatch("[a-z0-9_]{1,255}", name) is not None
 
 
 class LakeConfig(Section):

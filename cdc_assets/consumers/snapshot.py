@@ -15,13 +15,14 @@ the table. If somebody else does, the table begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -36,6 +37,8 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.keys import DataFileTask, data_files
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,9 @@ class Chosen:
         extra = [n for n in self.lake.extra if mode == "append" or n == DELETED_AT]
         there = self.loaded.schema().column_names
         schema = self.loaded.schema().select(*kept, *(n for n in extra if n in there))
-        io = self.loaded.io
-        for file in data_files(self.loaded, schema):
-            try:
-                found = self._read(io, schema, file)
-            except FileNotFoundError:
-                raise
-            except OSError:  # keys that the catalog lent are over, perhaps
-                io = self.lake.loaded().io
-                found = self._read(io, schema, file)
+        loaded, files = self._despite_keys(self.loaded, lambda table: data_files(table, schema))
+        for file in files:
+            loaded, found = self._despite_keys(loaded, partial(_read, schema, file))
             if mode == "soft_delete":
                 found = found.filter(pc.is_null(found[DELETED_AT]))
             step = max(1, min(BATCH_ROWS, BATCH_BYTES * len(found) // max(1, found.nbytes)))
@@ -80,9 +77,24 @@ class Chosen:
                 piece = found.slice(first, step)
                 yield read_rows(self.shape, piece, is_history=mode == "append")
 
-    def _read(self, io: FileIO, schema: Schema, file: DataFileTask) -> pa.Table:
-        scan = ArrowScan(self.loaded.metadata, io, schema, AlwaysTrue())
-        return scan.to_table([file.task])
+    def _despite_keys(self, loaded: Table, read: Callable[[Table], T]) -> tuple[Table, T]:
+        """What ``read`` returns, and the table with keys by which it can be read.
+
+        Those that a catalog lent may be over: then it is read once more, with others.
+        """
+        try:
+            return loaded, read(loaded)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            now = self.lake.loaded()
+            at = (loaded.name(), loaded.metadata, loaded.metadata_location)
+            loaded = Table(*at, now.io, now.catalog)
+        return loaded, read(loaded)
+
+
+def _read(schema: Schema, file: DataFileTask, loaded: Table) -> pa.Table:
+    return ArrowScan(loaded.metadata, loaded.io, schema, AlwaysTrue()).to_table([file.task])
 
 
 def choose(pipeline: Pipeline, table: TableId, at_least: int) -> Chosen | str:

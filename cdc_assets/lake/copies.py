@@ -92,8 +92,10 @@ def refuse_later(lake: LakeTable, loaded: Table) -> None:
     if ahead > MOST_APART_SECONDS:
         raise TableProblem(
             lake.row.table,
-            f"another machine, whose clock is {ahead:.0f} s ahead, has changed its lake table",
-            "Have all machines synchronize their clocks (chrony, NTP); the copy goes on then.",
+            f"its lake table was changed by a clock that is {ahead:.0f} s ahead of this machine's"
+            " now: another machine's, or its own before it was set back",
+            "Have all machines synchronize their clocks (chrony, NTP); the copy goes on once that"
+            " time has come.",
         )
 
 

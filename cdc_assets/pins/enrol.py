@@ -185,9 +185,10 @@ def register_tables(source: Connection, config: SourceConfig, store: LogStore) -
         if row.state in (TableState.COPYING, *SETTLED):
             with suppress(TableProblem):
                 refuse_made_otherwise(store, row, config)
-    configured = dict.fromkeys(table.id for table in config.tables)
-    # In the order of who marks them as followed, all in one commit, too: else both may deadlock.
-    ordered = [table for table in known | configured if table in configured]
+    configured = {table.id for table in config.tables}
+    # In the order of who marks them as followed, all in one commit, too, and new ones in one that
+    # no configuration has a say in: else two of them may deadlock.
+    ordered = [*(table for table in known if table in configured), *sorted(configured - {*known})]
     wanted = [table for table in ordered if _to_be_described(known.get(table))]
     if not wanted:
         return

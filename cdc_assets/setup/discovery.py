@@ -95,6 +95,11 @@ def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
         known = {"name": str(table), "as_": name, "found": True}
         added.append(entry.model_copy(update=known))
     if not config.tables and not added:
+        if unnamed := [*of_patterns(config, there)]:
+            raise ConfigurationError(
+                f"tables: the lake takes the name of no table that is found, such as {unnamed[0]}.",
+                "Name each of them in tables:, and give it another name there, with as:.",
+            )
         listed = ", ".join(entry.name for entry in config.patterns)
         raise ConfigurationError(
             f"tables: the source {config.name} has no table {listed}.",

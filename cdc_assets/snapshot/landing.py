@@ -45,6 +45,7 @@ from cdc_assets.lake.copies import (
 from cdc_assets.lake.lineage import foreign_change
 from cdc_assets.lake.lost_reply import is_readable
 from cdc_assets.lake.place import below
+from cdc_assets.lake.publish import clocks_blamed
 from cdc_assets.lake.state import CHUNKS, COPY, lake_state
 from cdc_assets.lake.tables import COPYING, RETRIES, LakeTable
 from cdc_assets.log.copies.chunks import (
@@ -197,20 +198,18 @@ class Landing:
     def publish(self, session: SparkSession) -> None:
         """Make the complete target the lake table, as configured. May be repeated."""
         target = self._loaded()
-        if self._target is not None and self._target is not self.lake:
-            said = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(self._keys))}
-            swap(session, self.lake, self._target, said | self._reached(target))
-        settle(session, self.lake)
+        with clocks_blamed(self.lake):
+            if self._target is not None and self._target is not self.lake:
+                said = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(self._keys))}
+                swap(session, self.lake, self._target, said | self._reached(target))
+            settle(session, self.lake)
         self._drop_shadows()
 
     # --- parts ---
 
     def _ours(self, lake: LakeTable) -> Table | None:
         """The table if it exists. Raises TableProblem if somebody else made it."""
-        loaded = lake.load()
-        if loaded is None:
-            return None
-        if not lake.is_made_by_us(loaded):
+        if (loaded := lake.load()) is not None and not lake.is_made_by_us(loaded):
             raise TableProblem(
                 self._row.table,
                 f"the lake has a table {lake.sql_name} that wasn't made from it by this source",

@@ -117,6 +117,7 @@ class TableCopy:
         self._reported: set[str] = set()
         self._here: list[ChunkProgress] = []
         self._io: Mapping[str, str] = {}  # of the last task
+        self._left = 2**31  # chunks, when a job was cut last
 
     def open(self) -> None:
         """Make the target of the copy. Raises TableProblem."""
@@ -144,8 +145,7 @@ class TableCopy:
             self._began = time.monotonic()  # its turn hasn't come
         written = [c for c in plan if c.state == "written"]
         due = at_once or time.monotonic() - self._committed_at >= COMMIT_SECONDS
-        if all(c.state in ("written", "landed") for c in self._wanted(plan)):
-            due = True
+        due = due or all(c.state in ("written", "landed") for c in self._wanted(plan))
         if written and due and self._store.try_lock(self._lock):
             try:
                 if self._over():
@@ -184,8 +184,9 @@ class TableCopy:
             raise CopyRestarted(f"{self.table}: {why}; its copy begins anew.")
         if "unfit" in outcomes:
             self._unfit(outcomes["unfit"])
-        if "cut" in outcomes and self._landing.place()[1] != self._io:
-            # The next job has what the catalog lends now.
+        lent = "cut" in outcomes and self._landing.place()[1] != self._io
+        if lent and (left := self.outstanding()) < self._left:  # it gets on
+            self._left = left  # the next job has what the catalog lends now
             logger.info("%s: its catalog's keys are over: %s", self.table, outcomes["cut"])
         elif failed := outcomes.get("failed") or outcomes.get("cut"):
             raise TableProblem(self.table, f"a chunk can't be copied: {failed}")

@@ -59,9 +59,8 @@ def copy_worker(
 
     ``done``; ``lost`` (the snapshot is gone); ``rewritten`` (the table has a new file); ``changed``
     (table or columns are other than planned); ``unfit`` (a value of a column whose policy is fail);
-    ``cut`` (the lake's store doesn't take a file, and took this worker's before); ``failed``. The
-    detail is a sentence, or that column's name. All tables are of one source and one coordination
-    database.
+    ``cut`` (the lake's store doesn't take a file); ``failed``. The detail is a sentence, or that
+    column's name. All tables are of one source and one coordination database.
     """
 
     def work(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -123,7 +122,7 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
             return "changed", text
         return "failed", text
     except Exception as error:  # noqa: BLE001 - one table's, told; the others go on
-        outcome = "cut" if isinstance(error, OSError) and claims.written else "failed"
+        outcome = "cut" if isinstance(error, OSError) else "failed"
         return outcome, f"{type(error).__name__}: {first_line(error)}"
     finally:
         claims.release()

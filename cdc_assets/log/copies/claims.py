@@ -95,8 +95,6 @@ class Claims:
         self._scope = scope
         self._worker = worker
         self._claim: str | None = None
-        self.written = 0
-        """How many chunks it has recorded, of any table."""
         self._connection = psycopg.connect(scope.dsn, autocommit=True)
         self._connection.execute(NO_NEW_TIMEOUTS)  # it is idle while a chunk is read
         enter(self._connection, scope.schema, scope.source)
@@ -165,7 +163,6 @@ class Claims:
             return False
         finally:
             self.release()
-        self.written += len(chunks)
         return True
 
     def release(self) -> None:

@@ -103,13 +103,14 @@ with recursive tree as (
       join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
      union
     select t.schema_name, t.table_name, b.oid from tree t, lateral ({below}) b (oid))
-select distinct on (1, 2) t.schema_name, t.table_name, {who}
+select distinct on (1, 2) t.schema_name, t.table_name,
+       coalesce({who}, 'a prepared transaction (pg_prepared_xacts)')
   from pg_catalog.pg_locks l
   join tree t on t.oid = l.relation
-  join pg_catalog.pg_stat_activity a on a.pid = l.pid
+  left join pg_catalog.pg_stat_activity a on a.pid = l.pid
  where l.locktype = 'relation' and l.mode = any(%(modes)s)
    and l.database = (select oid from pg_catalog.pg_database where datname = current_database())
-   and l.pid <> pg_catalog.pg_backend_pid()
+   and l.pid is distinct from pg_catalog.pg_backend_pid()
  order by 1, 2, l.granted desc
 """.replace("{who}", _WHO).replace("{below}", BELOW.format("t.oid"))
 # Lock modes that reading waits for, and those that ALTER PUBLICATION waits for.
@@ -123,10 +124,11 @@ _AGAINST_ALTER = (
 def locked(
     connection: Connection, tables: Sequence[TableId], *, against_alter: bool = False
 ) -> dict[TableId, str]:
-    """The tables that can't be read now (or altered), each with the session to blame.
+    """The tables that can't be read now (or altered), each with who is to blame.
 
-    A session that waits for such a lock counts, too: all others wait behind it. A partitioned table
-    is as locked as any of its partitions, and a view as what it selects from.
+    A session that waits for such a lock counts, too: all others wait behind it. So does a prepared
+    transaction, which has no session. A partitioned table is as locked as any of its partitions,
+    and a view as what it selects from.
     """
     if not tables:
         return {}

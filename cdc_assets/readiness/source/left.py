@@ -107,7 +107,8 @@ def new_findings(connection: Connection, config: SourceConfig) -> Iterator[Findi
             "warning",
             f"since the source was loaded there came tables that tables: stands for: {listed}.",
             "Reload the code location, or start the command again; or name them in exclude:. One"
-            " whose name another one has in the lake is left out: name it in tables:, with as:.",
+            " whose name another one has in the lake, or that its catalog doesn't take, is left"
+            " out: name it in tables:, with as:.",
         )
 
 

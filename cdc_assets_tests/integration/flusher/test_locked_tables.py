@@ -99,3 +99,29 @@ def test_a_stream_begins_while_a_filtered_table_is_locked(source: Bench) -> None
     assert source.ids("public.u") == ["1"]
     filters = "select row_filter from _pg2iceberg.tables where table_name = 'public.t'"
     assert source.ask_log(filters) == [("(id > 0)",)]
+
+
+def test_a_prepared_transaction_that_locked_tables_stops_no_stream(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no session, and may be forgotten for days."""
+    monkeypatch.setattr(pin_keeper, "PIN_SECONDS", 0.2)
+    tables = [{"name": "public.t", "where": "id > 0"}, {"name": "public.u"}]
+    config = parse_config(source.settings() | {"tables": tables}, "test")
+    source.flush(config)
+    source.execute("insert into u values (1); create table x (id int primary key)")
+    with source.locking("t", "access exclusive") as session:
+        session.execute("lock table x in access exclusive mode")
+        session.execute("prepare transaction 'forgotten'")
+    more = parse_config(source.settings() | {"tables": [*tables, {"name": "public.x"}]}, "test")
+    try:
+        with flushing(more) as progress:
+            wait_for(lambda: progress.state == "streaming", 20)
+            wait_for(lambda: source.ids("public.u") == ["1"], 20)
+
+            def reasons() -> dict[str, str]:
+                return {table.name: table.reason or "" for table in status(more).tables}
+
+            wait_for(lambda: "a prepared transaction" in reasons()["public.x"], 20)
+    finally:
+        source.execute("rollback prepared 'forgotten'")

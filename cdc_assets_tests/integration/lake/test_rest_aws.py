@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from moto.backends import get_backend
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from cdc_assets.lake.spark.session import open_session
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness.surroundings import review
@@ -132,6 +136,34 @@ def test_a_copy_goes_on_with_other_keys_when_those_that_were_lent_are_over(
             wait_for(lambda: not copy_tables(source.pipeline, source.session, source.tables))
             assert s3.refused
             assert all(source.equal(table) for table in source.tables)
+
+
+@pytest.mark.aws
+def test_a_copy_waits_for_its_slots_for_longer_than_keys_live(
+    new_lake: NewLake, tmp_path: Path, s3: ObjectStore
+) -> None:
+    """By then none of its tasks has written a file with the keys that the job was given."""
+
+    def idle(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            time.sleep(4)
+            yield batch
+
+    with lending(tmp_path, s3) as catalog:
+        settings = {"s3": s3.settings, "lake": catalog.settings}
+        with new_lake(SETUP, "t", **settings) as source, ThreadPoolExecutor() as pool:
+            source.pin()
+            other = open_session(source.config)
+            busy = pool.submit(other.range(0, 8, 1, 8).mapInArrow(idle, "id long").collect)
+            time.sleep(3)
+            copied = pool.submit(copy_tables, source.pipeline, source.session, source.tables)
+            while not busy.done() and not s3.refused:
+                catalog.end()
+                time.sleep(0.2)
+            assert not copied.result()
+            assert s3.refused
+            assert source.equal(T)
+            other.stop()
 
 
 @pytest.mark.aws

@@ -54,6 +54,36 @@ def test_of_one_table_no_other_is_read(source: Bench) -> None:
         assert pipeline.store.table(TableId("public", "none")) is None
 
 
+def test_two_that_describe_new_tables_end_in_no_deadlock(source: Bench) -> None:
+    """By configurations that have them in different orders."""
+    for name in ("a", "m", "z"):
+        source.execute(f"create table {name} (id int primary key)")
+    one = source.config("public.z", "public.m", "public.a")
+    other = source.config("public.a", "public.m", "public.z")
+    waits = "select 1 from pg_locks where not granted and locktype in ('tuple', 'transactionid')"
+    with (
+        Pipeline.open(one) as mine,
+        Pipeline.open(other) as theirs,
+        mine.connect_source("pins") as here,
+        theirs.connect_source("pins") as there,
+        ThreadPoolExecutor() as threads,
+    ):
+        with source.connection.transaction(force_rollback=True):
+            source.execute(
+                "insert into _pg2iceberg.tables"
+                " (source, table_name, oid, state, key_columns, columns)"
+                " values (%s, 'public.m', 0, 'waiting', '{}', '[]')",
+                source.name,
+            )
+            first = threads.submit(register_tables, here, one, mine.store)
+            wait_for(lambda: len(source.execute(waits)) == 1)
+            second = threads.submit(register_tables, there, other, theirs.store)
+            wait_for(lambda: len(source.execute(waits)) > 1)
+        first.result()
+        second.result()
+        assert len(mine.store.tables()) == 3
+
+
 def test_who_describes_tables_and_who_marks_them_as_followed_end_in_no_deadlock(
     source: Bench,
 ) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from pyiceberg.table import snapshots
+from pyspark.errors import PySparkException
 
 from cdc_assets.errors import Fenced, NotReady, TableProblem
 from cdc_assets.lake import copies
@@ -92,13 +97,37 @@ def test_a_copy_is_refused_where_the_clock_is_far_off_sparks(
     assert source.equal(T)
 
 
+def test_no_clock_is_blamed_where_spark_takes_its_time(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its slots may be taken for as long as a copy goes on: it is asked without one."""
+
+    def idle(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            time.sleep(6)
+            yield batch
+
+    monkeypatch.setattr(clocks, "MOST_APART_SECONDS", 1.0)
+    assert not [*clocks.clock_findings(source.session)]
+    many = 16
+    with ThreadPoolExecutor(1) as pool:
+        busy = source.session.range(0, many, 1, many).mapInArrow(idle, "id long")
+        done = pool.submit(busy.collect)
+        time.sleep(2)
+        assert not [*clocks.clock_findings(source.session)]
+        assert not done.done()
+        source.session.interruptAll()
+        with suppress(PySparkException):
+            done.result()
+
+
 def test_no_copy_goes_on_at_an_earlier_time(source: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """No Spark would read the table any more."""
     written = _written_but_not_landed(source)
     with monkeypatch.context() as patch:
         _set_clock(patch, 300)
         _landing(source).land(written[:1])
-    with pytest.raises(TableProblem, match=r"whose clock is (300|299) s ahead"):
+    with pytest.raises(TableProblem, match=r"by a clock that is (300|299) s ahead"):
         _landing(source).land(written[1:])
     assert source.session.table(source.lake_table(T).sql_name).count() > 0
 

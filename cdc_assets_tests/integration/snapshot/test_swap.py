@@ -9,13 +9,16 @@ import psycopg
 import pytest
 
 from cdc_assets.errors import CdcError
+from cdc_assets.lake.catalog.catalog import open_catalog
+from cdc_assets.lake.catalog.commits import Metadata, edited
 from cdc_assets.lake.drafts.tables import table_draft
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.lake.tables import COPYING
 from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.snapshot.coordinator import copy_table
+from cdc_assets.snapshot.coordinator import copy_table, copy_tables
 from cdc_assets_tests.support.lake import Lake, NewLake
 
 pytestmark = pytest.mark.spark
@@ -191,3 +194,25 @@ def test_a_table_keeps_its_format_version_where_a_lower_one_is_configured(
             assert loaded is not None and loaded.format_version == 3
         finally:
             again.close()
+
+
+def test_a_lake_table_of_a_later_time_keeps_no_other_copy_from_its_end(new_lake: NewLake) -> None:
+    """By another machine's clock, which is ahead: Iceberg refuses what is dated earlier."""
+    tables = [TableId("public", name) for name in ("fresh", "alike")]
+    with new_lake(SETUP, *(table.name for table in tables)) as source:
+        source.pin()
+        source.copy()
+        source.catch_up()
+        mark_for_copy(source.pipeline, tables)
+        source.pin()
+        ahead = source.lake_table(tables[0]).loaded()
+        assert edited(open_catalog(source.config), ahead, _later)
+        failed = copy_tables(source.pipeline, source.session, tables)
+        assert {table.name for table in failed} == {"fresh"}
+        assert "Spark's clock is behind" in str(failed[tables[0]])
+        assert source.equal(tables[1])
+
+
+def _later(metadata: Metadata) -> bool:
+    metadata["last-updated-ms"] += 300_000
+    return True

@@ -246,6 +246,9 @@ def test_glue_has_names_in_lower_case_and_of_plain_letters() -> None:
             parse_config(minimal(tables=[other], lake={"catalog": glue}), "f")
     more = {**glue, "properties": {"glue.skip-name-validation": "true"}}
     parse_config(minimal(tables=others[1:2], lake={"catalog": more}), "f")
+    more["properties"] = {"glue.skip-name-validation": "false"}
+    with pytest.raises(ConfigurationError, match="Glue takes lower-case letters"):
+        parse_config(minimal(tables=others[1:2], lake={"catalog": more}), "f")
 
 
 def test_an_unknown_table_is_refused_by_name() -> None:
