@@ -8,8 +8,9 @@ snapshot that names the cursor.
 
 Orphans are files below the table's location that no snapshot and no metadata ever named: those of
 dead writers, and of workers whose copy was given up. Only their age distinguishes them from files
-of a write under way, so they get a grace of a day at least. A table that isn't copied completely is
-left alone: its workers' files wait for their commit for as long as the copy takes.
+of a write under way, so they get a grace of a day at least, and are looked for once the writer's
+lock was free. A table that isn't copied completely is left alone: its workers' files wait for their
+commit for as long as the copy takes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.copies import SUFFIX, drop_copy, is_copy
+from cdc_assets.lake.drafts.tables import forget_drafts
 from cdc_assets.lake.lineage import OFFSET
 from cdc_assets.lake.lost_reply import is_there
 from cdc_assets.lake.place import deletable, refuse_misled
@@ -165,11 +167,17 @@ def _timestamp(at: datetime) -> str:
 def remove_orphans(
     store: LogStore, lake: LakeTable, session: Callable[[], SparkSession], now: datetime
 ) -> Removed:
-    """Remove files below the table's location that nothing ever named and that are old enough."""
+    """Remove files below the table's location that nothing ever named and that are old enough.
+
+    A change under way ends first, and no earlier draft is published later: whatever may be named
+    after the look is younger, however long a change takes. Raises Busy.
+    """
     loaded = lake.load()
     if loaded is None or lake.row.state not in SETTLED:
         return NOTHING
     deletable(lake, loaded)  # raises before Spark looks
+    with writing(store, lake.row):
+        forget_drafts(lake, loaded)
     older_than = orphaned_before(now, lake.config.maintenance)
     # Hadoop has no file system for s3://; the catalog's own lists by prefix.
     by_prefix = str(loaded.location().startswith("s3://")).lower()

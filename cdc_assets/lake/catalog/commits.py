@@ -11,9 +11,11 @@ clock may be another.
 
 from __future__ import annotations
 
+import gzip
 import logging
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,9 +27,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.table import Table, TableProperties
-from pyiceberg.table.locations import load_location_provider
 from pyiceberg.typedef import Identifier
-from pyiceberg.utils.properties import property_as_bool
 from sqlalchemy.exc import OperationalError
 
 from cdc_assets.errors import first_line
@@ -42,6 +42,7 @@ Edit = Callable[[Metadata], bool]
 
 _KEEP = TableProperties.METADATA_PREVIOUS_VERSIONS_MAX
 _SUFFIX = ".metadata.json"
+_GZIP = b"\x1f\x8b"
 # Versions whose metadata is known to have its refs where we edit them.
 _VERSIONS = (2, 3)
 _TRIES, _PAUSE_SECONDS = 5, 0.3
@@ -147,7 +148,10 @@ def newest(catalog: Catalog, loaded: Table) -> Found | None:
 def read(io: FileIO, location: str) -> Metadata:
     """The metadata of a file. Raises OSError, or ValueError if it has none."""
     with io.new_input(location).open() as file:
-        metadata: Metadata = from_json(file.read())
+        content = file.read()
+    if content.startswith(_GZIP):
+        content = gzip.decompress(content)
+    metadata: Metadata = from_json(content)
     return metadata
 
 
@@ -173,10 +177,16 @@ def folder(location: str) -> str:
 
 
 def _new_location(metadata: Metadata, base: str) -> str:
-    """A new name, with the number that follows that of ``base``."""
+    """A new name, with the number that follows that of ``base``.
+
+    As Iceberg makes it: a table's provider of locations has no say in it. pyiceberg asks one, whose
+    code the table's properties name.
+    """
     number = base.rpartition("/")[2].partition("-")[0]
-    provider = load_location_provider(metadata["location"], metadata["properties"])
-    return provider.new_table_metadata_file_location(int(number) + 1 if number.isdigit() else 0)
+    place = metadata["properties"].get(TableProperties.WRITE_METADATA_PATH)
+    place = place or f"{metadata['location'].rstrip('/')}/metadata"
+    version = int(number) + 1 if number.isdigit() else 0
+    return f"{place.rstrip('/')}/{version:05d}-{uuid.uuid4()}{_SUFFIX}"
 
 
 def _follow(metadata: Metadata, base: str) -> list[str]:
@@ -192,12 +202,9 @@ def _follow(metadata: Metadata, base: str) -> list[str]:
         {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": base},
     ]
     metadata["metadata-log"] = former[-keep:]
-    deletes = property_as_bool(
-        properties,
-        TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED,
-        TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED_DEFAULT,
-    )
-    gone = former[:-keep] if deletes else []
+    # Java's word for it: any other is no, where pyiceberg takes some for yes, and fails at others.
+    deletes = properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, "").lower()
+    gone = former[:-keep] if deletes == "true" else []
     return [entry["metadata-file"] for entry in gone]
 
 

@@ -194,7 +194,7 @@ def _drafts(lake: LakeTable) -> Drafts | None:
 
 
 def forget_drafts(lake: LakeTable, loaded: Table) -> None:
-    """Remove the entries of a table's drafts, after the table itself."""
+    """Remove the entries of a table's drafts: none of them is published then."""
     if (drafts := _drafts(lake)) is not None:
         with reached():
             drafts.remove(str(loaded.metadata.table_uuid))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from cdc_assets.errors import Fenced, TableProblem
 from cdc_assets.lake.catalog.drafts import DRAFTS
 from cdc_assets.lake.drafts.tables import TableDraft, table_draft
 from cdc_assets.lake.spark.session import open_session
+from cdc_assets.maintenance.compact import Busy
+from cdc_assets.maintenance.expire import remove_orphans
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.materializer import drain as drain_module
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.lake import Lake, NewLake
 
@@ -265,3 +269,31 @@ def test_a_draft_that_is_led_astray_is_not_published(
         source.drain(T)
     source.drain(T)
     assert source.equal(T) and entries(source) == []
+
+
+def test_orphans_are_looked_for_when_no_draft_is_under_way(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge may take as long as orphans are left alone: a machine that slept is one."""
+    merged(source, "update t set v = 'first'")
+    monkeypatch.setattr("cdc_assets.maintenance.compact.LOCK_SECONDS", 0.5)
+    table, now = source.lake_table(T), source.pipeline.store.server_now()
+    long_ago = (now - 2 * source.config.maintenance.orphan_grace).timestamp()
+
+    def act() -> None:
+        folder = Path(table.loaded().location().removeprefix("file:"))
+        for found in (folder / "data").rglob("*"):  # written long before they were committed
+            os.utime(found, (long_ago, long_ago))
+        with Pipeline.open(source.config) as other, suppress(Busy):
+            remove_orphans(other.store, table, lambda: source.session, now)
+
+    with before_publishing(monkeypatch, act):
+        merged(source, "update t set v = 'beside' where id < 50; delete from t where id > 90")
+    assert source.equal(T)
+    table, state = source.lake_table(T), source.lake_table(T).state()
+    assert state.snapshot_id is not None
+    late = table_draft(source.session, table, state.snapshot_id, table.loaded())
+    assert late is not None
+    remove_orphans(source.pipeline.store, table, lambda: source.session, now)
+    with pytest.raises(Fenced):
+        late.publish()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -282,3 +284,62 @@ def test_an_edit_that_raises_or_changes_nothing_commits_nothing(catalog: ParsedO
         with pytest.raises(KeyError):
             edited(catalog, loaded, raises)
         assert edited(catalog, loaded, lambda _: False)
+
+
+def with_properties(catalog: ParsedOnce, given: dict[str, str]) -> None:
+    """Give the table properties as Spark does, which pyiceberg might refuse."""
+    found = raw(catalog)
+    changed = {**found, "properties": {**found["properties"], **given}}
+    path(catalog.led_to(TABLE)).write_text(json.dumps(changed))
+
+
+@pytest.mark.parametrize(
+    ("value", "deletes"),
+    [("TRUE", True), ("yes", False), ("1", False), ("never", False), ("", False)],
+)
+def test_former_files_are_deleted_where_iceberg_would(
+    catalog: ParsedOnce, value: str, *, deletes: bool
+) -> None:
+    with_properties(catalog, {"write.metadata.delete-after-commit.enabled": value})
+    before, loaded = files(catalog), catalog.load_table(TABLE)
+    for _ in range(5):
+        assert edited(catalog, loaded, branched)
+    assert (not before <= files(catalog)) is deletes
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"write.py-location-provider.impl": "no.such.Provider"},
+        {"write.py-location-provider.impl": "this.Provider"},
+        {"write.object-storage.enabled": "maybe"},
+    ],
+    ids=str,
+)
+def test_properties_that_place_data_files_are_not_asked(
+    catalog: ParsedOnce, given: dict[str, str]
+) -> None:
+    """Whoever may write in the catalog would name code that runs here."""
+    loaded = catalog.load_table(TABLE)
+    with_properties(catalog, given)
+    assert edited(catalog, loaded, branched)
+    assert "b" in raw(catalog)["refs"]
+    assert "this" not in sys.modules
+
+
+def test_a_commit_that_compresses_the_metadata_may_come_first(
+    catalog: ParsedOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead, loaded, before = ParsedOnce.lead, catalog.load_table(TABLE), files(catalog)
+
+    def beaten(self: ParsedOnce, table: Identifier, former: str, new: str) -> bool:
+        place = path(former)
+        theirs = place.with_name(f"{place.name.partition('.')[0]}.gz.metadata.json")
+        theirs.write_bytes(gzip.compress(place.read_bytes()))
+        assert lead(self, table, former, theirs.as_uri())
+        return lead(self, table, former, new)
+
+    monkeypatch.setattr(ParsedOnce, "lead", beaten)
+    assert not edited(catalog, loaded, branched)
+    [theirs] = files(catalog) - before
+    assert ".gz." in theirs
