@@ -86,9 +86,7 @@ def test_glue_has_what_it_can_name(
         config = discovered(config_of(dsn, lake={"catalog": glue}))
     assert {t.as_ for t in config.tables} == {"orders", "customers", "parts", "tmp_x", "users"}
     assert 'public."order-items" is left out: Glue takes no such name' in caplog.text
-    with pytest.raises(
-        ConfigurationError, match=r'the name of no table .*"order-items"'
-    ):
+    with pytest.raises(ConfigurationError, match=r'the name of no table .*"order-items"'):
         discovered(config_of(dsn, "public.*items", lake={"catalog": glue}))
     assert config_from_parent(config.dump()).tables == config.tables
 
