@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.catalog.drafts import DRAFTS
 from cdc_assets.lake.spark import session as sessions
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import lost_server, open_session
@@ -94,7 +95,8 @@ def test_a_batch_that_ends_two_servers_parks_its_table_alone(
     for table in ("good", "bad"):
         source.execute(f"insert into {table} values (2); delete from {table} where id = 1")
     source.flush()
-    fragile = Fragile(spark_server.ensure(), b"delete from lake.`src`.`bad`")
+    draft = f"{DRAFTS}.`{source.lake_table(BAD).loaded().metadata.table_uuid}`"
+    fragile = Fragile(spark_server.ensure(), f"delete from {draft}".encode())
     with closing(source.pipeline.store.connection.cursor()) as cursor:
 
         def counted() -> list[tuple[str, int]]:
