@@ -14,7 +14,9 @@ from typing import Any
 import boto3
 import pytest
 
+from cdc_assets.lake.spark.session import open_session
 from cdc_assets.maintenance.run import maintain
+from cdc_assets.materializer.drain import drain
 from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.pipeline import Pipeline
@@ -67,7 +69,11 @@ class _Versions:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_glue_catalog_from_copy_to_purge(
-    new_lake: NewLake, tmp_home: Path, s3: ObjectStore, version: int
+    new_lake: NewLake,
+    tmp_home: Path,
+    s3: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
 ) -> None:
     endpoint = str(s3.settings["endpoint"])
     catalog: dict[str, Any] = {
@@ -99,6 +105,16 @@ def test_a_glue_catalog_from_copy_to_purge(
         source.catch_up()
         # A merge takes rows out, and puts rows in: both are published at once.
         assert versions.asked["UpdateTable"] == 1, versions.asked
+        versions.asked.clear()
+        source.execute("""update "T" set v = 'later still' where id = 60""")
+        source.flush()
+        with monkeypatch.context() as patched:
+            patched.setattr("cdc_assets.lake.spark.session.draft_settings", lambda _: {})
+            without_drafts = open_session(source.config)
+        drain(source.pipeline, without_drafts, T)
+        without_drafts.stop()
+        # It makes a branch, takes rows out, puts rows in, moves main, and drops the branch.
+        assert versions.asked["UpdateTable"] == 5, versions.asked
         done = list(maintain(source.pipeline, lambda: source.session, [T]))
         assert [one.problem for one in done] == [None]
         assert [one.equal for one in source.verify()] == [True]
