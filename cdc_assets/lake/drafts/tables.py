@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -40,8 +41,10 @@ logger = logging.getLogger(__name__)
 
 # Whether a server can open the drafts' catalog, by its sessions; asked where the lake's is another.
 _opens: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
-# The tables whose next draft is a branch: somebody else adds snapshots to them, beside ``main``.
-_beside, _beside_lock = set[str](), threading.Lock()
+# The tables whose drafts are branches, and until when (time.monotonic()): the next one, where
+# somebody else adds snapshots beside ``main``; for longer where a draft couldn't be published.
+_branches_until, _branches_lock = dict[str, float](), threading.Lock()
+_BRANCH_SECONDS = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,7 @@ class TableDraft:
             if main != self.base:
                 raise fenced(self.lake)
             if not is_draft_of(draft, metadata, snapshots):
-                with _beside_lock:
-                    _beside.add(self.table)
+                _take_branches(self.table, for_seconds=0)
                 raise Fenced(
                     f"{self.lake.row.table}: somebody else's commit to its lake table came between;"
                     " nothing was published."
@@ -112,6 +114,7 @@ class TableDraft:
 
         with reached():
             if not edited(open_catalog(self.lake.config), self.loaded, edit):
+                _take_branches(self.table, for_seconds=_BRANCH_SECONDS)
                 raise Fenced(
                     f"{self.lake.row.table}: its lake table couldn't be written, or others wrote it"
                     " again and again; nothing was published."
@@ -152,10 +155,8 @@ def table_draft(
 
     Removes the entries of dead writers' drafts. Raises Fenced if ``base`` isn't the current one.
     """
-    with _beside_lock:
-        if (table := str(loaded.metadata.table_uuid)) in _beside:
-            _beside.remove(table)
-            return None
+    if _takes_branches(str(loaded.metadata.table_uuid)):
+        return None
     drafts = _drafts(lake)
     with reached():
         found = newest(open_catalog(lake.config), loaded) if drafts is not None else None
@@ -168,6 +169,20 @@ def table_draft(
         draft.give_up()
         return None
     return draft
+
+
+def _take_branches(table: str, *, for_seconds: float) -> None:
+    """Have the next drafts of a table be branches; at least one."""
+    with _branches_lock:
+        _branches_until[table] = time.monotonic() + for_seconds
+
+
+def _takes_branches(table: str) -> bool:
+    with _branches_lock:
+        until = _branches_until.get(table)
+        if until is not None and time.monotonic() >= until:
+            del _branches_until[table]
+    return until is not None
 
 
 def _begun(

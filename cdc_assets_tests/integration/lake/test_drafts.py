@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from cdc_assets.errors import Fenced, TableProblem
+from cdc_assets.lake.catalog.commits import OnlySpark
 from cdc_assets.lake.catalog.drafts import DRAFTS
+from cdc_assets.lake.catalog.parsed import ParsedOnce
 from cdc_assets.lake.drafts.tables import TableDraft, table_draft
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.maintenance.compact import Busy
@@ -297,3 +299,24 @@ def test_orphans_are_looked_for_when_no_draft_is_under_way(
     remove_orphans(source.pipeline.store, table, lambda: source.session, now)
     with pytest.raises(Fenced):
         late.publish()
+
+
+def test_where_this_process_may_not_publish_merges_go_on_by_branches(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a role may write a Glue catalog by Spark alone."""
+    merged(source, "update t set v = 'first'")
+
+    def refused(*_: object) -> bool:
+        raise OnlySpark
+
+    source.execute("update t set v = 'refused' where id < 50")
+    source.flush()
+    monkeypatch.setattr(ParsedOnce, "lead", refused)
+    with pytest.raises(Fenced, match="couldn't be written"):
+        source.drain(T)
+    for i in range(3):
+        asked = merged(source, f"update t set v = 'v{i}' where id < 50")
+        assert any("create branch" in said for said in asked)
+        assert source.equal(T)
+    assert entries(source) == [] and left(source) == set()
