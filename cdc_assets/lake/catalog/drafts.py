@@ -25,7 +25,9 @@ def draft_settings(config: SourceConfig) -> dict[str, str]:
     """Session settings that make the catalog known to Spark; none where there is none."""
     if config.lake.catalog.type == "rest":
         return {}
-    settings = spark_settings(config) | spark_settings(_with_sql_catalog(config))
+    settings = spark_settings(config)
+    if config.lake.catalog.type != "sql":
+        settings |= spark_settings(_with_sql_catalog(config))
     prefix = f"spark.sql.catalog.{CATALOG}"
     return {f"spark.sql.catalog.{DRAFTS}{k.removeprefix(prefix)}": v for k, v in settings.items()}
 
