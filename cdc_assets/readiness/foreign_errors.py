@@ -69,7 +69,7 @@ def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError
         return CdcError, f"Postgres refused a statement: {said}.", "See what check says."
     if package in ("pyspark", "grpc"):
         return SparkProblem, f"Spark can't do it: {said}.", "See the log of the Spark server."
-    if package in ("pyiceberg", "sqlalchemy"):
+    if package in ("pyiceberg", "requests", "sqlalchemy"):
         return EnvironmentProblem, f"the catalog can't do it: {said}.", "See what check says."
     if isinstance(error, OSError) or package == "pyarrow":
         remedy = "See that it is there, that there is room, and who may write."

@@ -1,8 +1,8 @@
 """Commits of a table that are made here, not by a statement of Spark.
 
-A commit is what Iceberg's own client makes of it: a metadata file that follows the table's, then
-the catalog leads there, provided that it led to the former file until then. So it is with SQL
-catalogs and Glue. The server of a REST catalog writes metadata itself.
+A commit is what Iceberg's own client makes of it. In a SQL catalog and in Glue: a metadata file
+that follows the table's, then the catalog leads there, provided that it led to the former file
+until then. The server of a REST catalog writes metadata itself, and is asked to (``rest``).
 
 The metadata is edited as JSON: pyiceberg writes no version 3, and leaves out what it doesn't know.
 The clock here isn't asked. Iceberg reads no table whose history goes back by a minute, and Spark's
@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from botocore.exceptions import BotoCoreError, ClientError
 from pydantic_core import from_json, to_json
@@ -30,7 +30,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.typedef import Identifier
 from sqlalchemy.exc import OperationalError
 
-from cdc_assets.errors import first_line
+from cdc_assets.errors import CdcError, first_line
 from cdc_assets.lake.catalog.parsed import ParsedOnce
 
 logger = logging.getLogger(__name__)
@@ -54,11 +54,20 @@ class OnlySpark(Exception):
     """This process may not lead a table elsewhere."""
 
 
-class Pointer(Protocol):
+class Unknown(CdcError):
+    """Nobody knows whether a commit is made, or will be."""
+
+
+class Entries(Protocol):
     """The entries of a catalog, each of which leads to a table's metadata."""
 
     def led_to(self, table: Identifier) -> str:
         """The place of a table's metadata. Raises NoSuchTableError."""
+
+
+@runtime_checkable
+class Pointer(Entries, Protocol):
+    """Those that a client writes."""
 
     def lead(self, table: Identifier, former: str, new: str) -> bool:
         """Lead from ``former`` metadata to ``new``; False, and nothing is done, from any other.
@@ -67,15 +76,30 @@ class Pointer(Protocol):
         """
 
 
-def _pointer(catalog: Catalog) -> Pointer | None:
+class Server(Entries, Protocol):
+    """Those that a server writes, the metadata too."""
+
+    def commit(self, loaded: Table, former: Metadata, new: Metadata) -> bool:
+        """Have the table changed from ``former`` metadata to ``new``; False if that was refused.
+
+        Of the metadata only snapshots and refs may differ, and what follows from them. Raises
+        Unknown.
+        """
+
+
+def _entries(catalog: Catalog, loaded: Table) -> Pointer | Server | None:
+    """Those that lead to a table; None if Spark has to change it."""
+    kind = catalog.properties.get("type")
     if isinstance(catalog, ParsedOnce):
         return catalog
-    if catalog.properties.get("type") == "glue":
-        from pyiceberg.catalog.glue import GlueCatalog
+    if kind == "glue":
+        from cdc_assets.lake.catalog.glue import glue_entries
 
-        from cdc_assets.lake.catalog.glue import GluePointer
+        return glue_entries(catalog)
+    if kind == "rest":
+        from cdc_assets.lake.catalog.rest import rest_entries
 
-        return GluePointer(catalog) if isinstance(catalog, GlueCatalog) else None
+        return rest_entries(catalog, loaded)
     return None
 
 
@@ -86,34 +110,50 @@ def edited(catalog: Catalog, loaded: Table, edit: Edit) -> bool:
     is made once more, of that one's metadata. Raises what ``edit`` raises, and what the catalog's
     client does if it went away: then nobody knows whether the commit is made, or will be.
     """
+    lost: Unknown | None = None
     for _ in range(_TRIES):
         found = newest(catalog, loaded)
         if found is None:
-            return False
-        if not edit(found.metadata):
+            break
+        new = {**found.metadata, "refs": {**found.metadata["refs"]}}
+        if not edit(new):
             return True
-        removed, place = _follow(found.metadata, found.location), folder(found.location)
-        new = found.written(found.metadata)
-        if new is None:
-            return False
         try:
-            led = _is_led(found, loaded, new)
+            if _is_committed(found, loaded, new):
+                return True
         except OnlySpark:
-            delete(found.io, [new], place)
-            return False
-        if led:
-            delete(found.io, removed, place)
-            return True
-        delete(found.io, [new], place)
+            break
+        except Unknown as error:
+            lost = error
         time.sleep(_PAUSE_SECONDS)
+    if lost is not None:
+        raise lost
     return False
+
+
+def _is_committed(found: Found, loaded: Table, new: Metadata) -> bool:
+    """Whether the table has ``new`` metadata now. Raises OnlySpark and Unknown."""
+    entries = found.entries
+    if not isinstance(entries, Pointer):
+        return entries.commit(loaded, found.metadata, new)
+    removed, place = _follow(new, found.location), folder(found.location)
+    at = found.written(new)
+    if at is None:
+        raise OnlySpark
+    try:
+        led = _is_led(entries, found, loaded, at)
+    except OnlySpark:
+        delete(found.io, [at], place)
+        raise
+    delete(found.io, removed if led else [at], place)
+    return led
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """A table's newest metadata, its place, and what leads there."""
 
-    pointer: Pointer
+    entries: Pointer | Server
     io: FileIO
     location: str
     metadata: Metadata
@@ -133,16 +173,23 @@ class Found:
 
 def newest(catalog: Catalog, loaded: Table) -> Found | None:
     """The newest metadata of a table, whose place is trusted; None where Spark has to commit."""
-    pointer = _pointer(catalog)
-    if pointer is None:
+    entries = _entries(catalog, loaded)
+    if entries is None:
         return None
     try:
-        at = pointer.led_to(loaded.name())
-        io = load_file_io({**catalog.properties, **loaded.properties}, at)
-        metadata = read(io, at)
-    except (OSError, ValueError, NoSuchTableError):
+        at = entries.led_to(loaded.name())
+    except NoSuchTableError:
         return None
-    return Found(pointer, io, at, metadata) if _is_fit(metadata, loaded, at) else None
+    io = load_file_io({**catalog.properties, **loaded.properties, **loaded.config}, at)
+    try:
+        metadata = read(io, at)
+    except (OSError, ValueError):
+        return None
+    if not _is_fit(metadata, loaded, at):
+        return None
+    if metadata.get("encryption-keys") and not isinstance(entries, Pointer):
+        return None  # pyiceberg tells no server of a snapshot's key
+    return Found(entries, io, at, metadata)
 
 
 def read(io: FileIO, location: str) -> Metadata:
@@ -208,14 +255,14 @@ def _follow(metadata: Metadata, base: str) -> list[str]:
     return [entry["metadata-file"] for entry in gone]
 
 
-def _is_led(found: Found, loaded: Table, new: str) -> bool:
+def _is_led(pointer: Pointer, found: Found, loaded: Table, new: str) -> bool:
     """Have the catalog lead from what was ``found`` to ``new``; False if it leads elsewhere by now.
 
     If the answer is lost it is asked once more: the second time changes nothing.
     """
     for left in reversed(range(_TRIES)):
         try:
-            led = found.pointer.lead(loaded.name(), found.location, new)
+            led = pointer.lead(loaded.name(), found.location, new)
             return led or _has_led(found, loaded, new)
         except _LOST:
             if not left:
@@ -226,7 +273,7 @@ def _is_led(found: Found, loaded: Table, new: str) -> bool:
 
 def _has_led(found: Found, loaded: Table, new: str) -> bool:
     """Whether ``new`` is the table's metadata, or was, before another commit."""
-    now = found.pointer.led_to(loaded.name())
+    now = found.entries.led_to(loaded.name())
     if now == new:
         return True
     log = read(found.io, now).get("metadata-log", [])

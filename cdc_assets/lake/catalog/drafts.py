@@ -1,11 +1,13 @@
 """The catalog of drafts (``lake.drafts``): a SQL catalog of another name, where no reader looks.
 
-It is in the database of the lake's SQL catalog; beside Glue, in the coordination database. A REST
-catalog has none: its server lends the keys of a table's files, and no other one's.
+It is in the database of the lake's SQL catalog; beside Glue and REST catalogs, in the coordination
+database. A table whose files a REST catalog's server alone opens has none there: it opens no
+draft's.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from pyiceberg.catalog.sql import IcebergTables
@@ -15,27 +17,35 @@ from sqlalchemy.orm import Session
 
 from cdc_assets.config.sections import CatalogConfig
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import ConfigurationError
 from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog, spark_settings
 from cdc_assets.lake.catalog.parsed import ParsedOnce
 
+logger = logging.getLogger(__name__)
+
 DRAFTS = "cdc_drafts"
+
+# What Iceberg opens a REST catalog's files with by default.
+_ITS_FILES = "org.apache.iceberg.io.ResolvingFileIO"
 
 
 def draft_settings(config: SourceConfig) -> dict[str, str]:
-    """Session settings that make the catalog known to Spark; none where there is none."""
-    if config.lake.catalog.type == "rest":
-        return {}
-    settings = spark_settings(config)
-    if config.lake.catalog.type != "sql":
-        settings |= spark_settings(_with_sql_catalog(config))
+    """Session settings that make the catalog known to Spark; none where JDBC can't open it."""
+    settings, kind = spark_settings(config), config.lake.catalog.type
     prefix = f"spark.sql.catalog.{CATALOG}"
+    if kind != "sql":
+        try:
+            settings |= spark_settings(_with_sql_catalog(config))
+        except ConfigurationError as error:
+            logger.info("Spark gets no catalog of drafts: %s", error)
+            return {}
+    if kind == "rest":
+        settings.setdefault(f"{prefix}.io-impl", _ITS_FILES)
     return {f"spark.sql.catalog.{DRAFTS}{k.removeprefix(prefix)}": v for k, v in settings.items()}
 
 
 def drafts_of(config: SourceConfig) -> Drafts | None:
     """The catalog's entries; None where there is none. Raises what ``open_catalog`` does."""
-    if config.lake.catalog.type == "rest":
-        return None
     catalog = open_catalog(_with_sql_catalog(config))
     return Drafts(catalog.engine) if isinstance(catalog, ParsedOnce) else None
 

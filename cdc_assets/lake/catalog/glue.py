@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from botocore.exceptions import ClientError
-from pyiceberg.catalog import METADATA_LOCATION, PREVIOUS_METADATA_LOCATION
+from pyiceberg.catalog import METADATA_LOCATION, PREVIOUS_METADATA_LOCATION, Catalog
 from pyiceberg.catalog.glue import (
     GLUE_SKIP_ARCHIVE,
     GLUE_SKIP_ARCHIVE_DEFAULT,
@@ -29,7 +29,12 @@ _GONE, _BEATEN = "EntityNotFoundException", "ConcurrentModificationException"
 _REFUSED = "AccessDeniedException"
 
 
-class GluePointer:
+def glue_entries(catalog: Catalog) -> GlueEntries | None:
+    """The entries of a Glue catalog's tables."""
+    return GlueEntries(catalog) if isinstance(catalog, GlueCatalog) else None
+
+
+class GlueEntries:
     """The entries of a Glue catalog's tables. Raises ClientError for what Glue says otherwise."""
 
     def __init__(self, catalog: GlueCatalog) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy.engine import URL
 
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.lake.catalog import catalog as module
 from cdc_assets.lake.catalog.catalog import pyiceberg_properties, spark_settings
+from cdc_assets.lake.catalog.drafts import draft_settings
 from cdc_assets.log.staged.storage import Storage
 
 
@@ -79,3 +81,26 @@ def test_a_key_goes_where_files_may_be_in_s3(
 def test_half_a_key_is_refused(missing: str) -> None:
     with pytest.raises(ConfigurationError, match="access_key_id and secret_access_key"):
         config({}, {name: value for name, value in KEY.items() if name != missing})
+
+
+@pytest.mark.parametrize(
+    "catalog", [GLUE, {"type": "rest", "uri": "http://catalog", "warehouse": "lakehouse"}]
+)
+def test_drafts_are_in_the_coordination_database_where_jdbc_reaches_it(
+    catalog: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_place", lambda _: "")
+    monkeypatch.setattr(module, "_ends_idle", lambda _: False)
+    given = config(catalog)
+
+    def of(address: str) -> dict[str, str]:
+        state = given.state.model_copy(update={"postgres_url": SecretStr(address)})
+        return draft_settings(given.model_copy(update={"state": state}))
+
+    told = of("postgresql://state.example/cdc")
+    assert told["spark.sql.catalog.cdc_drafts.type"] == "jdbc"
+    assert told["spark.sql.catalog.cdc_drafts.uri"] == "jdbc:postgresql://state.example:5432/cdc"
+    assert told["spark.sql.catalog.cdc_drafts.io-impl"].endswith(
+        "S3FileIO" if catalog is GLUE else "ResolvingFileIO"
+    )
+    assert of("postgresql://state.example/cdc?ssl_min_protocol_version=TLSv1.3") == {}
