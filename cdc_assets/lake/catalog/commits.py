@@ -103,16 +103,17 @@ def _entries(catalog: Catalog, loaded: Table) -> Pointer | Server | None:
     return None
 
 
-def edited(catalog: Catalog, loaded: Table, edit: Edit) -> bool:
+def edited(catalog: Catalog, loaded: Table, edit: Edit, found: Found | None = None) -> bool:
     """Commit ``edit`` of the table's newest metadata; False if Spark has to, and nothing was done.
 
-    ``loaded``: the table as it was; its place is trusted. If another commit comes first, the edit
-    is made once more, of that one's metadata. Raises what ``edit`` raises, and what the catalog's
-    client does if it went away: then nobody knows whether the commit is made, or will be.
+    ``loaded``: the table as it was; its place is trusted. ``found``: its metadata then, if that has
+    been read. If another commit comes first, the edit is made once more, of that one's metadata.
+    Raises what ``edit`` raises, and what the catalog's client does if it went away: then nobody
+    knows whether the commit is made, or will be.
     """
     lost: Unknown | None = None
     for _ in range(_TRIES):
-        found = newest(catalog, loaded)
+        found = found or newest(catalog, loaded)
         if found is None:
             break
         new = {**found.metadata, "refs": {**found.metadata["refs"]}}
@@ -125,6 +126,7 @@ def edited(catalog: Catalog, loaded: Table, edit: Edit) -> bool:
             break
         except Unknown as error:
             lost = error
+        found = None
         time.sleep(_PAUSE_SECONDS)
     if lost is not None:
         raise lost

@@ -56,7 +56,8 @@ def is_draft_of(draft: Metadata, metadata: Metadata, snapshots: list[dict[str, A
     specs = [{p["spec-id"] for p in m["partition-specs"]} for m in (draft, metadata)]
     schemas = {s["schema-id"] for s in metadata["schemas"]}
     return (
-        metadata["last-sequence-number"] == sequence
+        metadata["format-version"] == draft["format-version"]
+        and metadata["last-sequence-number"] == sequence
         and metadata.get("next-row-id", 0) == snapshots[0].get("first-row-id", 0)
         and all(s.get("schema-id") in {None, *schemas} for s in snapshots)
         and specs[0] <= specs[1]

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -51,19 +50,22 @@ _BRANCH_SECONDS = 3_600.0
 class TableDraft:
     """A draft of the lake table ``loaded``, whose current snapshot was ``base``.
 
-    ``table`` and ``name``: its entry in ``drafts``; ``location``: the table's; ``first``: the place
-    of the draft's first metadata.
+    ``found``: the table's metadata then. ``name``: the draft's in ``drafts``; ``first``: the place
+    of its first metadata.
     """
 
     lake: LakeTable
     loaded: Table
     base: int
     drafts: Drafts
-    io: FileIO
-    table: str
+    found: Found
     name: str
-    location: str
     first: str
+
+    @property
+    def table(self) -> str:
+        """The lake table's UUID, which is the draft's namespace."""
+        return str(self.loaded.metadata.table_uuid)
 
     @property
     def sql_name(self) -> str:
@@ -113,7 +115,7 @@ class TableDraft:
             return True
 
         with reached():
-            if not edited(open_catalog(self.lake.config), self.loaded, edit):
+            if not edited(open_catalog(self.lake.config), self.loaded, edit, self.found):
                 _take_branches(self.table, for_seconds=_BRANCH_SECONDS)
                 raise Fenced(
                     f"{self.lake.row.table}: its lake table couldn't be written, or others wrote it"
@@ -130,7 +132,7 @@ class TableDraft:
     def _remove(self, at: str, metadata: Metadata) -> None:
         self.drafts.remove(self.table, self.name)
         log = [entry["metadata-file"] for entry in metadata.get("metadata-log", [])]
-        delete(self.io, {at, self.first, *log}, folder(self.first))
+        delete(self.found.io, {at, self.first, *log}, folder(self.first))
 
     def _newest(self) -> tuple[str, Metadata]:
         """The newest metadata, and its place. Raises Fenced if another writer has taken it away.
@@ -142,8 +144,9 @@ class TableDraft:
                 at = self.drafts.led_to(self.table, self.name)
         except NoSuchTableError as error:
             raise fenced(self.lake) from error
-        metadata = read(self.io, at) if folder(at) == folder(self.first) else {}
-        if (metadata.get("table-uuid"), metadata.get("location")) != (self.table, self.location):
+        metadata = read(self.found.io, at) if folder(at) == folder(self.first) else {}
+        expected = (self.table, self.found.metadata["location"])
+        if (metadata.get("table-uuid"), metadata.get("location")) != expected:
             raise lake_place.misled(self.lake, f"the metadata of a draft is {at}")
         return at, metadata
 
@@ -191,10 +194,9 @@ def _begun(
     first = found.written(drafted(found.metadata))
     if first is None:
         return None
-    table, name = str(loaded.metadata.table_uuid), uuid.uuid4().hex
-    drafts.add(table, name, first)
-    location = found.metadata["location"]
-    return TableDraft(lake, loaded, base, drafts, found.io, table, name, location, first)
+    draft = TableDraft(lake, loaded, base, drafts, found, uuid.uuid4().hex, first)
+    drafts.add(draft.table, draft.name, first)
+    return draft
 
 
 def _drafts(lake: LakeTable) -> Drafts | None:

@@ -132,6 +132,7 @@ def test_a_draft_without_commits_that_follow_the_snapshot_adds_none(
         {"schemas": [{"schema-id": 1}]},
         {"partition-specs": []},
         {"encryption-keys": [{"key-id": "k"}]},
+        {"format-version": 4},
     ],
     ids=str,
 )
