@@ -71,6 +71,9 @@ def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError
         return SparkProblem, f"Spark can't do it: {said}.", "See the log of the Spark server."
     if package in ("pyiceberg", "requests", "sqlalchemy"):
         return EnvironmentProblem, f"the catalog can't do it: {said}.", "See what check says."
+    if package == "botocore":
+        remedy = "See the key, its rights and the region, and what check says."
+        return EnvironmentProblem, f"AWS can't do it: {said}.", remedy
     if isinstance(error, OSError) or package == "pyarrow":
         remedy = "See that it is there, that there is room, and who may write."
         return EnvironmentProblem, f"a file can't be used: {said}.", remedy

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from botocore.exceptions import NoCredentialsError
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+from requests import ConnectTimeout
 
 from cdc_assets.config.source import parse_config
 from cdc_assets.errors import SparkProblem, first_line
@@ -71,6 +73,8 @@ def denied(why: str) -> psycopg.OperationalError:
         (psycopg.errors.InsufficientPrivilege("permission denied for t"), ["denied for t"]),
         (SparkConnectGrpcException(JAVA), ["Spark can't do it: [INTERNAL_ERROR] it broke."]),
         (SparkConnectGrpcException(GRPC), ["failed to connect to all addresses"]),
+        (ConnectTimeout("the server says nothing"), ["the catalog can't do it: the server says"]),
+        (NoCredentialsError(), ["AWS can't do it: Unable to locate credentials."]),
         (PermissionError(13, "Permission denied", "/lake/x"), ["Permission denied: '/lake/x'"]),
         (IndexError("pop"), ["cdc-assets has a defect: IndexError: pop", "Please report it"]),
     ],
