@@ -203,7 +203,10 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
 
 
 def _changes(config: SourceConfig, table: Table) -> Iterator[Finding]:
-    """Whether a REST catalog, which applies changes by itself, can make those of merges."""
+    """Whether a REST catalog, which applies changes by itself, can make those of merges.
+
+    Branches are needed where no draft can be, which is found out at the first merge, or later.
+    """
     table.append(pa.table({"probe": pa.array([], pa.int32())}))
     snapshot = table.metadata.current_snapshot_id
     assert snapshot is not None
@@ -217,8 +220,8 @@ def _changes(config: SourceConfig, table: Table) -> Iterator[Finding]:
         yield Finding(
             "catalog_branches",
             "error",
-            "the catalog keeps no branches of a table, and each merge is written to a branch"
-            f" first: {said}.",
+            "the catalog keeps no branches of a table, and a merge that no draft can be made of"
+            f" is written to one: {said}.",
             "Have another catalog in lake.catalog. A copy without changes needs no branches:"
             " snapshot.mode: snapshot_only.",
         )

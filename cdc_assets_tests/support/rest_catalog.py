@@ -90,6 +90,8 @@ class RestCatalog:
     """What a client is told that opens the catalog."""
     at_commit: Callable[[Commit], Answer | None] = lambda commit: commit()
     """Makes a commit of a table, and says what is answered: None for nothing, and no line."""
+    brief: int = 0
+    """How often a table was loaded without its history."""
     refused: int = 0
     headers: set[str] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)
@@ -113,7 +115,7 @@ def rest_catalog(
     """The server, whose tables are below ``warehouse``; ``files``: how it reaches them itself."""
     uri = f"sqlite:///{folder}/rest.db"
     tables = SqlCatalog("rest", uri=uri, warehouse=warehouse, **(files or {}))
-    server = ThreadingHTTPServer((host, 0), _Handler)
+    server = _Server((host, 0), _Handler)
     catalog = RestCatalog(f"http://{host}:{server.server_address[1]}", tables, **more)
     server.catalog = catalog  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -122,6 +124,11 @@ def rest_catalog(
     finally:
         server.shutdown()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A client that didn't wait for its answer is its own affair."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -138,6 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, code: int, body: object | None = None) -> None:
         data = b"" if body is None else json.dumps(body).encode()
         self.send_response(code)
+        if 300 < code < 400:
+            self.send_header("Location", self.path)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -224,8 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return 200, self._created(namespace, _wanted(body))
             case ["namespaces", namespace, "tables"]:
                 tables.load_namespace_properties(namespace)
-                found = [{"namespace": [n], "name": t} for n, t in tables.list_tables(namespace)]
-                return 200, {"identifiers": found}
+                names = [{"namespace": [n], "name": t} for n, t in tables.list_tables(namespace)]
+                return 200, {"identifiers": names}
             case ["namespaces", namespace, "tables", name] if verb == "POST":
                 return 200, self._committed((namespace, name), body)
             case ["namespaces", namespace, "tables", name] if verb == "DELETE":
@@ -233,7 +242,13 @@ class _Handler(BaseHTTPRequestHandler):
                 (tables.purge_table if purge else tables.drop_table)((namespace, name))
                 return 204, None
             case ["namespaces", namespace, "tables", name]:
-                return 200, self._loaded(tables.load_table((namespace, name)))
+                found = self._loaded(tables.load_table((namespace, name)))
+                if parse_qs(urlsplit(self.path).query).get("snapshots") == ["refs"]:
+                    told = found["metadata"]
+                    led_to = [ref["snapshot-id"] for ref in told["refs"].values()]
+                    told["snapshots"] = [s for s in told["snapshots"] if s["snapshot-id"] in led_to]
+                    self.catalog.brief += 1
+                return 200, found
             case ["namespaces", _, "tables", _, "metrics"]:
                 return 204, None
             case ["namespaces", _, "tables", _, "credentials"]:

@@ -339,6 +339,10 @@ def _open(dsn: str, schema: str, properties: tuple[tuple[str, str], ...]) -> Cat
     if schema:
         make_schema(dsn, schema)
     named = dict(properties)
+    if named["type"] == "rest":
+        from cdc_assets.lake.catalog.rest_client import rest_catalog
+
+        return rest_catalog(CATALOG, named)
     if named["type"] == "sql":
         del named["type"]
         named["py-catalog-impl"] = f"{ParsedOnce.__module__}.{ParsedOnce.__name__}"

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from cdc_assets.config.sections import CatalogConfig
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.errors import ConfigurationError
+from cdc_assets.errors import CdcError
 from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog, spark_settings
 from cdc_assets.lake.catalog.parsed import ParsedOnce
 
@@ -30,13 +30,16 @@ _ITS_FILES = "org.apache.iceberg.io.ResolvingFileIO"
 
 
 def draft_settings(config: SourceConfig) -> dict[str, str]:
-    """Session settings that make the catalog known to Spark; none where JDBC can't open it."""
+    """Session settings that make the catalog known to Spark; none where JDBC can't open it.
+
+    Nor where the coordination database is away beside another catalog: it isn't the lake's.
+    """
     settings, kind = spark_settings(config), config.lake.catalog.type
     prefix = f"spark.sql.catalog.{CATALOG}"
     if kind != "sql":
         try:
             settings |= spark_settings(_with_sql_catalog(config))
-        except ConfigurationError as error:
+        except CdcError as error:
             logger.info("Spark gets no catalog of drafts: %s", error)
             return {}
     if kind == "rest":

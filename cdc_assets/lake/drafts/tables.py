@@ -100,9 +100,9 @@ class TableDraft:
 
         def edit(metadata: Metadata) -> bool:
             main = main_of(metadata)
-            if main == head:
-                return False  # it is done, and the answer was lost
             if main != self.base:
+                if any(s["snapshot-id"] == head for s in metadata["snapshots"]):
+                    return False  # it is done, and the answer was lost; others may have gone on
                 raise fenced(self.lake)
             if not is_draft_of(draft, metadata, snapshots):
                 _take_branches(self.table, for_seconds=0)
@@ -195,7 +195,14 @@ def _begun(
     if first is None:
         return None
     draft = TableDraft(lake, loaded, base, drafts, found, uuid.uuid4().hex, first)
-    drafts.add(draft.table, draft.name, first)
+    try:
+        drafts.add(draft.table, draft.name, first)
+    except SQLAlchemyError as error:
+        delete(found.io, [first], folder(first))
+        if _is_the_lakes(lake):
+            raise
+        logger.info("nothing can be written in the catalog of drafts: %s", first_line(error))
+        return None
     return draft
 
 
@@ -204,7 +211,7 @@ def _drafts(lake: LakeTable) -> Drafts | None:
     try:
         return drafts_of(lake.config)
     except (CdcError, SQLAlchemyError) as error:
-        if lake.config.lake.catalog.type == "sql":
+        if _is_the_lakes(lake):
             raise
         logger.info("there is no catalog of drafts: %s", first_line(error))
         return None
@@ -217,9 +224,14 @@ def forget_drafts(lake: LakeTable, loaded: Table) -> None:
             drafts.remove(str(loaded.metadata.table_uuid))
 
 
+def _is_the_lakes(lake: LakeTable) -> bool:
+    """Whether the drafts' catalog is in the database of the lake's own: no branch helps then."""
+    return lake.config.lake.catalog.type == "sql"
+
+
 def _is_opened(session: SparkSession, lake: LakeTable, draft: TableDraft) -> bool:
     """Whether the server can open the draft; asked once a session, where that isn't sure."""
-    if lake.config.lake.catalog.type == "sql":
+    if _is_the_lakes(lake):
         return True
     if session not in _opens:
         try:

@@ -104,3 +104,10 @@ def test_drafts_are_in_the_coordination_database_where_jdbc_reaches_it(
         "S3FileIO" if catalog is GLUE else "ResolvingFileIO"
     )
     assert of("postgresql://state.example/cdc?ssl_min_protocol_version=TLSv1.3") == {}
+
+
+def test_spark_is_opened_without_drafts_where_the_coordination_database_is_away() -> None:
+    given = config({"type": "rest", "uri": "http://catalog", "warehouse": "lakehouse"})
+    away = SecretStr("postgresql://127.0.0.1:1/away")
+    state = given.state.model_copy(update={"postgres_url": away})
+    assert draft_settings(given.model_copy(update={"state": state})) == {}
