@@ -38,10 +38,11 @@ from cdc_assets.lake.tables import LakeTable
 
 logger = logging.getLogger(__name__)
 
-# Whether a server can open the drafts' catalog, by its sessions; asked where the lake's is another.
-_opens: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
+# The tables whose drafts a session has opened; asked where the lake's catalog is another.
+_opened: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 # The tables whose drafts are branches, and until when (time.monotonic()): the next one, where
-# somebody else adds snapshots beside ``main``; for longer where a draft couldn't be published.
+# somebody else adds snapshots beside ``main``; for longer where a draft couldn't be opened by Spark
+# or be published.
 _branches_until, _branches_lock = dict[str, float](), threading.Lock()
 _BRANCH_SECONDS = 3_600.0
 
@@ -230,14 +231,17 @@ def _is_the_lakes(lake: LakeTable) -> bool:
 
 
 def _is_opened(session: SparkSession, lake: LakeTable, draft: TableDraft) -> bool:
-    """Whether the server can open the draft; asked once a session, where that isn't sure."""
+    """Whether Spark can open the draft; asked once a session and table, where that isn't sure."""
     if _is_the_lakes(lake):
         return True
-    if session not in _opens:
-        try:
-            _ = session.table(draft.sql_name).schema
-            _opens[session] = True
-        except PySparkException as error:
-            logger.info("Spark can't open drafts: %s", first_line(error))
-            _opens[session] = False
-    return _opens[session]
+    opened = _opened.setdefault(session, set())
+    if draft.table in opened:
+        return True
+    try:
+        _ = session.table(draft.sql_name).schema
+    except PySparkException as error:
+        logger.info("Spark can't open a draft of %s: %s", lake.row.table, first_line(error))
+        _take_branches(draft.table, for_seconds=_BRANCH_SECONDS)
+        return False
+    opened.add(draft.table)
+    return True

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyspark.errors import PySparkException
 from sqlalchemy.exc import ProgrammingError
 
 from cdc_assets.lake.catalog.commits import Found
@@ -41,3 +42,24 @@ def test_a_branch_does_where_the_lake_has_another_catalog(tmp_path: Path, kind: 
     [(_, _, first)] = [call.args for call in drafts.add.call_args_list]
     assert first.startswith(f"{tmp_path.as_uri()}/metadata/00002-")
     assert list((tmp_path / "metadata").iterdir()) == []
+
+
+def test_a_draft_that_spark_cannot_open_is_a_branch_for_an_hour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Mock(monotonic=Mock(return_value=1_000.0))
+    monkeypatch.setattr(tables, "time", clock)
+    session: Any = Mock(table=Mock(side_effect=PySparkException("no route to host")))
+    lake: Any = Mock(config=Namespace(lake=Namespace(catalog=Namespace(type="rest"))))
+    draft: Any = Namespace(table="t1", sql_name="cdc_drafts.t1.d")
+    assert not tables._is_opened(session, lake, draft)
+    assert tables._takes_branches("t1") and not tables._takes_branches("t2")
+    clock.monotonic.return_value += 3_599.0
+    assert tables._takes_branches("t1")
+    clock.monotonic.return_value += 1.0
+    assert tables._takes_branches("t1"), "the last one"
+    assert not tables._takes_branches("t1")
+    session.table.side_effect = None
+    for _ in range(3):
+        assert tables._is_opened(session, lake, draft)
+    assert session.table.call_count == 2, "once failed, once opened"
