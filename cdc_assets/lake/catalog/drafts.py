@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 DRAFTS = "cdc_drafts"
 
+# Beside another catalog merges go on without this one, so nobody waits for it for longer. The
+# driver waits without end for what a server says, of its own accord.
+_WAITS = {"loginTimeout": "10", "socketTimeout": "60"}
+
 # What Iceberg opens a REST catalog's files with by default.
 _ITS_FILES = "org.apache.iceberg.io.ResolvingFileIO"
 
@@ -42,6 +46,7 @@ def draft_settings(config: SourceConfig) -> dict[str, str]:
         except CdcError as error:
             logger.info("Spark gets no catalog of drafts: %s", error)
             return {}
+        settings |= {f"{prefix}.jdbc.{key}": seconds for key, seconds in _WAITS.items()}
     if kind == "rest":
         settings.setdefault(f"{prefix}.io-impl", _ITS_FILES)
     return {f"spark.sql.catalog.{DRAFTS}{k.removeprefix(prefix)}": v for k, v in settings.items()}

@@ -18,13 +18,13 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
 from cdc_assets.errors import CdcError, Fenced, first_line
 from cdc_assets.lake import place as lake_place
@@ -33,13 +33,14 @@ from cdc_assets.lake.catalog.commits import Found, Metadata, delete, edited, fol
 from cdc_assets.lake.catalog.drafts import DRAFTS, Drafts, drafts_of
 from cdc_assets.lake.drafts.branches import drop_all, fenced
 from cdc_assets.lake.drafts.metadata import added, drafted, graft, is_draft_of, main_of
+from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.tables import LakeTable
 
 logger = logging.getLogger(__name__)
 
-# The tables whose drafts a session has opened; asked where the lake's catalog is another.
-_opened: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
+# By table, the sessions that opened a draft of it; asked where the lake's catalog is another.
+_opened = dict[str, WeakSet[SparkSession]]()
 # The tables whose drafts are branches, and until when (time.monotonic()): the next one, where
 # somebody else adds snapshots beside ``main``; for longer where a draft couldn't be opened by Spark
 # or be published.
@@ -126,7 +127,11 @@ class TableDraft:
             self._remove(at, draft)
 
     def give_up(self) -> None:
-        """Remove the entry and the metadata; what else was written stays."""
+        """Remove the entry and the metadata; what else was written stays.
+
+        Spark is asked anew whether it can open the next one.
+        """
+        _opened.pop(self.table, None)
         with suppress(Exception):  # the next writer removes the entry, and files are orphans
             self._remove(*self._newest())
 
@@ -169,10 +174,7 @@ def table_draft(
         if main_of(found.metadata) != base:
             raise fenced(lake)
         draft = _begun(lake, loaded, base, drafts, found)
-    if draft is not None and not _is_opened(session, lake, draft):
-        draft.give_up()
-        return None
-    return draft
+    return draft if draft is not None and _is_opened(session, lake, draft) else None
 
 
 def _take_branches(table: str, *, for_seconds: float) -> None:
@@ -219,10 +221,19 @@ def _drafts(lake: LakeTable) -> Drafts | None:
 
 
 def forget_drafts(lake: LakeTable, loaded: Table) -> None:
-    """Remove the entries of a table's drafts: none of them is published then."""
-    if (drafts := _drafts(lake)) is not None:
+    """Remove the entries of a table's drafts: none of them is published then.
+
+    Where nothing may be written there, beside another catalog, no draft was begun (``_begun``).
+    """
+    if (drafts := _drafts(lake)) is None:
+        return
+    try:
         with reached():
             drafts.remove(str(loaded.metadata.table_uuid))
+    except ProgrammingError as error:
+        if _is_the_lakes(lake):
+            raise
+        logger.info("nothing can be removed in the catalog of drafts: %s", first_line(error))
 
 
 def _is_the_lakes(lake: LakeTable) -> bool:
@@ -231,17 +242,21 @@ def _is_the_lakes(lake: LakeTable) -> bool:
 
 
 def _is_opened(session: SparkSession, lake: LakeTable, draft: TableDraft) -> bool:
-    """Whether Spark can open the draft; asked once a session and table, where that isn't sure."""
-    if _is_the_lakes(lake):
-        return True
-    opened = _opened.setdefault(session, set())
-    if draft.table in opened:
+    """Whether Spark can open the draft, which is given up if not.
+
+    Asked once a session and table, where that isn't sure, and after a draft that wasn't published.
+    Raises PySparkException if Spark itself is away.
+    """
+    if _is_the_lakes(lake) or session in _opened.get(draft.table, ()):
         return True
     try:
         _ = session.table(draft.sql_name).schema
     except PySparkException as error:
+        draft.give_up()
+        if lost_server(error):
+            raise
         logger.info("Spark can't open a draft of %s: %s", lake.row.table, first_line(error))
         _take_branches(draft.table, for_seconds=_BRANCH_SECONDS)
         return False
-    opened.add(draft.table)
+    _opened.setdefault(draft.table, WeakSet()).add(session)
     return True

@@ -100,6 +100,8 @@ def test_drafts_are_in_the_coordination_database_where_jdbc_reaches_it(
     told = of("postgresql://state.example/cdc")
     assert told["spark.sql.catalog.cdc_drafts.type"] == "jdbc"
     assert told["spark.sql.catalog.cdc_drafts.uri"] == "jdbc:postgresql://state.example:5432/cdc"
+    assert told["spark.sql.catalog.cdc_drafts.jdbc.loginTimeout"] == "10"
+    assert told["spark.sql.catalog.cdc_drafts.jdbc.socketTimeout"] == "60"
     assert told["spark.sql.catalog.cdc_drafts.io-impl"].endswith(
         "S3FileIO" if catalog is GLUE else "ResolvingFileIO"
     )

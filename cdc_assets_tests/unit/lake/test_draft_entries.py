@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from sqlalchemy.exc import ProgrammingError
 
 from cdc_assets.lake.catalog.commits import Found
@@ -51,7 +52,7 @@ def test_a_draft_that_spark_cannot_open_is_a_branch_for_an_hour(
     monkeypatch.setattr(tables, "time", clock)
     session: Any = Mock(table=Mock(side_effect=PySparkException("no route to host")))
     lake: Any = Mock(config=Namespace(lake=Namespace(catalog=Namespace(type="rest"))))
-    draft: Any = Namespace(table="t1", sql_name="cdc_drafts.t1.d")
+    draft: Any = Mock(table="t1", sql_name="cdc_drafts.t1.d")
     assert not tables._is_opened(session, lake, draft)
     assert tables._takes_branches("t1") and not tables._takes_branches("t2")
     clock.monotonic.return_value += 3_599.0
@@ -63,3 +64,17 @@ def test_a_draft_that_spark_cannot_open_is_a_branch_for_an_hour(
     for _ in range(3):
         assert tables._is_opened(session, lake, draft)
     assert session.table.call_count == 2, "once failed, once opened"
+    draft.give_up.assert_called_once_with()
+
+
+def test_a_spark_server_that_is_away_says_nothing_of_drafts() -> None:
+    status = Mock(name="UNAVAILABLE")
+    status.configure_mock(name="UNAVAILABLE")
+    away = SparkConnectGrpcException("gone", grpc_status_code=status)
+    session: Any = Mock(table=Mock(side_effect=away))
+    lake: Any = Mock(config=Namespace(lake=Namespace(catalog=Namespace(type="rest"))))
+    draft: Any = Mock(table="t2", sql_name="cdc_drafts.t2.d")
+    with pytest.raises(SparkConnectGrpcException):
+        tables._is_opened(session, lake, draft)
+    assert not tables._takes_branches("t2")
+    draft.give_up.assert_called_once_with()

@@ -11,6 +11,7 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, NestedField
+from requests.exceptions import ReadTimeout
 
 from cdc_assets.lake.catalog import commits, rest_client
 from cdc_assets.lake.catalog.commits import Metadata, Unknown, edited, newest
@@ -19,6 +20,7 @@ from cdc_assets.lake.catalog.rest_client import TimedRest, rest_catalog
 from cdc_assets.lake.drafts.metadata import main_of
 from cdc_assets_tests.support import rest_catalog as support
 from cdc_assets_tests.support.rest_catalog import Answer, Commit, RestCatalog
+from cdc_assets_tests.support.sigv4 import Key
 from cdc_assets_tests.support.waiting import wait_for
 
 SCHEMA = Schema(NestedField(1, "id", IntegerType(), required=False))
@@ -144,6 +146,23 @@ def test_a_server_that_hangs_is_left(server: RestCatalog) -> None:
     with pytest.raises(Unknown, match="timed out"):
         edited(catalog, loaded, next_one)
     over.set()
+
+
+def test_a_server_that_hangs_is_asked_once_where_requests_are_signed(
+    server: RestCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyiceberg has ten more tries then, also for a question that nobody answers."""
+    key, over = Key("k", "s3cret"), Event()
+    signed = {"rest.sigv4-enabled": "true", "rest.signing-region": support.REGION}
+    keys = {"client.access-key-id": key.id, "client.secret-access-key": key.secret}
+    monkeypatch.setattr(server, "key", key)
+    catalog = opened(server, **signed, **keys, **{"rest.signing-name": support.SERVICE})
+    monkeypatch.setattr(server.tables, "load_table", lambda _: over.wait(60))
+    server.asked.clear()
+    with pytest.raises(ReadTimeout):
+        catalog.load_table(TABLE)
+    over.set()
+    assert len(server.asked) == 1
 
 
 def test_commits_that_are_made_after_all_are_made_once(server: RestCatalog) -> None:
