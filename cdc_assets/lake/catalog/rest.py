@@ -77,12 +77,13 @@ class RestEntries:
         Of the metadata only snapshots and refs may differ, and what follows from them. Raises
         Unknown.
         """
+        moved = list(_requirements(former["refs"], new["refs"]))
         asked = CommitTableRequest.model_validate(
             {
                 "identifier": {"namespace": loaded.name()[:-1], "name": loaded.name()[-1]},
                 "requirements": [
                     {"type": "assert-table-uuid", "uuid": former["table-uuid"]},
-                    *_requirements(former["refs"], new["refs"]),
+                    *moved,
                 ],
                 "updates": [
                     *_added(former["snapshots"], new["snapshots"]),
@@ -98,10 +99,10 @@ class RestEntries:
                 raise _unknown(loaded, first_line(error)) from error
             logger.info("%s: %s", ".".join(loaded.name()), first_line(error))
             return False
-        for moved in _requirements(former["refs"], new["refs"]):
-            ref = done.metadata.refs.get(moved["ref"])
-            if (ref.snapshot_id if ref is not None else None) == moved["snapshot-id"]:
-                raise _unknown(loaded, f"by its answer {moved['ref']} is where it was")
+        for was in moved:
+            ref = done.metadata.refs.get(was["ref"])
+            if (ref.snapshot_id if ref is not None else None) == was["snapshot-id"]:
+                raise _unknown(loaded, f"by its answer {was['ref']} is where it was")
         return True
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from cdc_assets.errors import Fenced, TableProblem
 from cdc_assets.lake.catalog.commits import OnlySpark
 from cdc_assets.lake.catalog.drafts import DRAFTS
 from cdc_assets.lake.catalog.parsed import ParsedOnce
-from cdc_assets.lake.drafts.tables import TableDraft, table_draft
+from cdc_assets.lake.drafts.tables import table_draft
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.maintenance.compact import Busy
 from cdc_assets.maintenance.expire import remove_orphans
@@ -23,6 +23,7 @@ from cdc_assets.maintenance.run import maintain
 from cdc_assets.materializer import drain as drain_module
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets_tests.support.drafts import before_publishing
 from cdc_assets_tests.support.lake import Lake, NewLake
 
 pytestmark = pytest.mark.spark
@@ -125,22 +126,6 @@ def entries(source: Lake) -> list[str]:
         f"select metadata_location from _pg2iceberg.iceberg_tables where catalog_name = '{DRAFTS}'"
     )
     return [str(place) for (place,) in found]
-
-
-@contextmanager
-def before_publishing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Iterator[None]:
-    """Do something once, when the next draft is about to be published."""
-    publish, acted = TableDraft.publish, list[object]()
-
-    def late(draft: TableDraft) -> None:
-        if not acted:
-            acted.append(act())
-        publish(draft)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(TableDraft, "publish", late)
-        yield
-    assert acted
 
 
 def test_what_others_do_to_the_table_beside_a_merge_is_kept(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced
-from cdc_assets.lake.drafts.tables import TableDraft
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.support.drafts import before_publishing
 from cdc_assets_tests.support.lake import Lake, NewLake
 from cdc_assets_tests.support.rest_catalog import rest_catalog
 from cdc_assets_tests.support.rest_reference import rest_reference
@@ -51,21 +50,6 @@ def merge(source: Lake, statement: str) -> None:
     source.execute(statement)
     source.flush()
     source.drain(T)
-
-
-@contextmanager
-def before_publishing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Iterator[None]:
-    """Do something when a draft is about to be published."""
-    publish, acted = TableDraft.publish, list[object]()
-
-    def late(draft: TableDraft) -> None:
-        acted.append(act())
-        publish(draft)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(TableDraft, "publish", late)
-        yield
-    assert len(acted) == 1
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_a_draft_that_spark_cannot_open_is_a_branch_for_an_hour(
 
 
 def test_a_spark_server_that_is_away_says_nothing_of_drafts() -> None:
-    status = Mock(name="UNAVAILABLE")
+    status = Mock()
     status.configure_mock(name="UNAVAILABLE")
     away = SparkConnectGrpcException("gone", grpc_status_code=status)
     session: Any = Mock(table=Mock(side_effect=away))
