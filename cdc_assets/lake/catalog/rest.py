@@ -9,9 +9,10 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
+from typing import Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.rest import SNAPSHOT_LOADING_MODE, RestCatalog
+from pyiceberg.catalog.rest import SNAPSHOT_LOADING_MODE
 from pyiceberg.exceptions import BadRequestError, CommitFailedException, RESTError
 from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.typedef import Identifier
@@ -41,26 +42,26 @@ _UNKNOWN = (RESTError, RequestException, ValueError)
 
 def rest_entries(catalog: Catalog, loaded: Table) -> RestEntries | None:
     """The entries of a REST catalog, for a table; None if its server alone opens its files."""
-    return RestEntries(catalog) if isinstance(catalog, RestCatalog) and not lends(loaded) else None
+    if not isinstance(catalog, TimedRest) or lends(loaded, catalog.given):
+        return None
+    return RestEntries(catalog)
 
 
-def lends(table: Table) -> bool:
+def lends(table: Table, own: Mapping[str, Any]) -> bool:
     """Whether the server opens a table's files for its clients: by what it said at any time.
 
-    Spark's catalog of drafts has what the configuration says alone.
+    ``own``: what the configuration says, which is all that Spark's catalog of drafts has.
     """
-    catalog = table.catalog
-    own = catalog.given if isinstance(catalog, TimedRest) else catalog.properties
-    given = {**table.io.properties, **table.config}
+    told = {**table.io.properties, **table.config}
     return any(
-        _LENT.search(key) and value not in {own.get(key), "false"} for key, value in given.items()
+        _LENT.search(key) and value not in {own.get(key), "false"} for key, value in told.items()
     )
 
 
 class RestEntries:
     """What a REST catalog says of its tables. Raises what pyiceberg does where it fails."""
 
-    def __init__(self, catalog: RestCatalog) -> None:
+    def __init__(self, catalog: TimedRest) -> None:
         self._catalog = catalog
         # The same, with its session and its token, but for what it asks of a table: a history of
         # 1,500 snapshots is 1.6 MB and 50 ms of Python.

@@ -221,8 +221,10 @@ def test_whether_a_server_lends(
 ) -> None:
     early, late = (config, {}) if when == "the catalog is opened" else ({}, config)
     server.config = lambda: {"defaults": {}, "overrides": early}
-    assert lends(table(opened(server, **OWN), late)) is expected
+    catalog = opened(server, **OWN)
+    assert lends(table(catalog, late), catalog.given) is expected
 
 
 def test_where_tokens_of_the_catalog_come_from_is_no_key(server: RestCatalog) -> None:
-    assert not lends(table(opened(server, **OWN), {"oauth2-server-uri": "http://elsewhere"}))
+    catalog = opened(server, **OWN)
+    assert not lends(table(catalog, {"oauth2-server-uri": "http://elsewhere"}), catalog.given)
