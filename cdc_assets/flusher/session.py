@@ -22,7 +22,14 @@ import select
 import threading
 import time
 
-from cdc_assets.flusher.decoder_process.link import DecoderProcess, Finish, Frames, Settings, Specs
+from cdc_assets.flusher.decoder_process.link import (
+    DecoderProcess,
+    Finish,
+    Frames,
+    Settings,
+    Specs,
+    send_blob,
+)
 from cdc_assets.flusher.line.frames import Received
 from cdc_assets.flusher.line.room import Gathering
 from cdc_assets.flusher.progress import Progress
@@ -40,7 +47,7 @@ BATCH_BYTES = 4 * 2**20
 BATCH_SECONDS = 0.05
 # Most bytes handed over and not yet consumed, a bound on memory: what arrives during a flush of
 # flush_bytes.
-IN_FLIGHT_BYTES = 32 * 2**20
+IN_FLIGHT_BYTES = 48 * 2**20
 # How often a run that ends at an LSN asks an idle server how far it has read.
 ASK_SECONDS = 0.25
 # How often the server gets feedback while we don't read the stream: a quarter of the shortest
@@ -86,12 +93,10 @@ class Session:
             config.staging_uri,
             Storage.of(config.s3),
             config.staging.flush_bytes,
-            # A caller waits for a run with an end: it needn't gather for long.
-            min(config.staging.flush_interval_seconds, ASK_SECONDS)
-            if until is not None
-            else config.staging.flush_interval_seconds,
+            config.staging.flush_interval_seconds,
             int(flushed),
             config.markers.id,
+            int(until) if until is not None else None,
         )
 
     def run(self) -> None:
@@ -245,7 +250,7 @@ class Session:
             while (item := self._queue.get()) is not None:
                 if isinstance(item, Received):
                     pipe.send(Frames(item.lengths.tobytes(), item.gap))
-                    pipe.send_bytes(item.blob)
+                    send_blob(pipe, item.blob)
                 else:
                     pipe.send(item)
         except OSError:

@@ -125,7 +125,7 @@ class Bench:
             pipe.send(Specs(self.specs))
             for frames in batches:
                 pipe.send(Frames(np.array([*map(len, frames)], np.int32).tobytes(), 0))
-                pipe.send_bytes(b"".join(frames))
+                link.send_blob(pipe, b"".join(frames))
             pipe.send(link.Finish())
         except OSError:
             return  # it has refused what came before

@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_assets.postgres.pgoutput import Bytes, Ints
 
@@ -23,8 +24,12 @@ from cdc_assets.postgres.pgoutput import Bytes, Ints
 ABSENT, TEXT, NULL = 0, 1, 2
 
 _ESCAPES = [json.dumps(chr(code))[1:-1].encode() for code in range(32)] + [rb"\"", rb"\\"]
+_PRINTED = b'"\\'
 _ESCAPE_OF = np.zeros(256, np.int64)
-_ESCAPE_OF[:32], _ESCAPE_OF[ord('"')], _ESCAPE_OF[ord("\\")] = np.arange(32), 32, 33
+_ESCAPE_OF[:32], _ESCAPE_OF[[*_PRINTED]] = np.arange(32), (32, 33)
+# Up to so many kinds of them, a pass over all values for each costs less than cutting the values at
+# each: 0.36 µs for six values of 160 bytes with 12 quotes, where cutting takes 0.82.
+_PASSES = 3
 # Bytes scanned at a time; each of three masks is as large.
 _PIECE_BYTES = 2**19
 _GROWTH = np.array([len(escape) - 1 for escape in _ESCAPES], np.int64)
@@ -51,11 +56,31 @@ def parts_of(array: pa.LargeBinaryArray) -> tuple[Ints, Bytes]:
 def escape(values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     """Each value as the inside of a JSON string: quotes, backslashes, control characters."""
     offsets, data = parts_of(values)
+    kinds = _kinds(data[int(offsets[0]) : int(offsets[-1])])
+    if len(kinds) > _PASSES:
+        return _cut(values)
+    for kind in kinds:
+        escaped = _ESCAPES[_ESCAPE_OF[kind]]
+        values = pc.replace_substring(values, pattern=bytes([kind]), replacement=escaped)
+    return values
+
+
+def _kinds(data: Bytes) -> list[int]:
+    """The characters to be escaped that are there; first the backslash, as escapes have some."""
+    found = set[int]()
+    for low in range(0, len(data), _PIECE_BYTES):
+        piece = data[low : low + _PIECE_BYTES]
+        found.update(np.unique(piece[piece < 32]).tolist())
+        found.update(code for code in _PRINTED if code not in found and (piece == code).any())
+    return sorted(found, reverse=True)
+
+
+def _cut(values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+    """:func:`escape`, whatever is to be escaped."""
+    offsets, data = parts_of(values)
     begin, end = int(offsets[0]), int(offsets[-1])
     data = data[begin:end]
     found = _special(data)
-    if len(found) == 0:
-        return values
     # Elements: gap, special, gap, special, … gap; then the escapes. Take the gaps and the escapes.
     cuts = np.empty(2 * len(found) + 2, np.int64)
     cuts[0], cuts[-1] = 0, len(data)

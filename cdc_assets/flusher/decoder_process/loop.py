@@ -53,6 +53,7 @@ from cdc_assets.flusher.decoder_process.link import (
     Retrying,
     Settings,
     Specs,
+    received_blob,
 )
 from cdc_assets.flusher.stage.staging import Staging, WrittenRows
 from cdc_assets.masks import Mask
@@ -176,12 +177,13 @@ class _Worker:
         return late >= LONGEST_REST_SECONDS or not self.pipe.poll(0)
 
     def take_in(self, command: Frames) -> None:
-        blob = self.pipe.recv_bytes()
+        lengths = np.frombuffer(command.lengths, np.int32)
+        size = frames_bytes(lengths, command.gap)
+        blob = received_blob(self.pipe, size)
         commits = self.decoder.commit_end
-        size, lengths = len(blob), np.frombuffer(command.lengths, np.int32)
         at = 0  # of the first frame that isn't taken in yet
         while len(lengths):
-            taken = self.decoder.feed(memoryview(blob)[at:], lengths, command.gap)
+            taken = self.decoder.feed(blob[at:], lengths, command.gap)
             at += frames_bytes(lengths[:taken], command.gap)
             lengths = lengths[taken:]
             if self.decoder.markers.at_commit:
@@ -189,7 +191,7 @@ class _Worker:
         del blob  # waiting changes are copies, and a large value has copies enough
         self.say_consumed(size)
         committed = self.decoder.commit_end != commits
-        if self.is_full() or (committed and self.parts):
+        if self.is_full() or (committed and self.parts) or self.is_over():
             self.flush()
         elif self.due is None and self.decoder.position > self.reported:
             rest = min(REST * self.flush_seconds, LONGEST_REST_SECONDS)
@@ -208,6 +210,11 @@ class _Worker:
         return decoder.committed_bytes > 0 and waiting >= min(
             max(worth, least), MOST_GATHERED * least
         )
+
+    def is_over(self) -> bool:
+        """Whether all that somebody waits for has arrived now."""
+        until = self.settings.until
+        return until is not None and self.reported < until <= self.decoder.position
 
     def say_consumed(self, byte_size: int) -> None:
         waiting = self.decoder.committed_bytes + self.decoder.open_bytes

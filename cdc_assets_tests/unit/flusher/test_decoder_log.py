@@ -10,7 +10,14 @@ import pytest
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.flusher.decode.decoder import Decoder
 from cdc_assets.flusher.decode.specs import DecodeSpec
-from cdc_assets.flusher.decoder_process.link import DecoderProcess, Finish, Frames, Settings, Specs
+from cdc_assets.flusher.decoder_process.link import (
+    DecoderProcess,
+    Finish,
+    Frames,
+    Settings,
+    Specs,
+    send_blob,
+)
 from cdc_assets.flusher.flusher import main
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.postgres.names import TableId
@@ -40,7 +47,7 @@ def test_a_name_is_one_line_of_plain_text(
     try:
         decoder.pipe.send(Specs({}))
         decoder.pipe.send(Frames(np.array([*map(len, frames)], np.int32).tobytes(), 0))
-        decoder.pipe.send_bytes(b"".join(frames))
+        send_blob(decoder.pipe, b"".join(frames))
         decoder.pipe.send(Finish())
         assert decoder.wait(60) == 0
     finally:
