@@ -64,9 +64,9 @@ _ROWS = 100
 _DAY_SECONDS = 86_400
 # Until all tables are copied.
 _PATIENCE_SECONDS = 1800.0
-# Busy tables whose freshness is read; each look at one loads its metadata.
+# Busy tables whose freshness is read; whoever sees that one has changed loads its metadata.
 _WATCHED = 3
-_WATCH_SECONDS = 1.0
+_WATCH_SECONDS = 0.1
 # Between two looks at whether the first start is over.
 _SETTLE_SECONDS = 10.0
 # Changes of one transaction, of one table: as many inserts, updates and deletes.

@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.lake.catalog.catalog import open_catalog
+from cdc_assets.lake.catalog.parsed import ParsedOnce
 from cdc_assets.lake.state import lake_state
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.e2e.dev_server import DevServer
@@ -55,9 +56,15 @@ class Reader:
     offset: int = 0
     written_bytes: int = 0
     _snapshots: set[int] = field(default_factory=set)
+    _metadata: str = ""
 
     def look(self) -> None:
-        loaded = lake_table(self.config, self.table)
+        catalog = open_catalog(self.config)
+        assert isinstance(catalog, ParsedOnce)
+        place = catalog.led_to((self.config.namespace, self.config.lake_name(self.table)))
+        if place == self._metadata:
+            return
+        loaded, self._metadata = lake_table(self.config, self.table), place
         now, state = time.time(), lake_state(loaded)
         for snapshot in loaded.metadata.snapshots:
             if snapshot.snapshot_id not in self._snapshots and snapshot.summary is not None:
