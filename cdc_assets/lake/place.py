@@ -48,7 +48,7 @@ def check(lake: LakeTable, loaded: Table) -> None:
 
 def misled(lake: LakeTable, found: str) -> TableProblem:
     """The problem of a catalog that leads to ``found``, which isn't the table's."""
-    from cdc_assets.lake.catalog.catalog import forgetting
+    from cdc_assets.lake.catalog.place import forgetting
 
     expected = lake.location or f"its folder below {lake.config.warehouse}"
     return TableProblem(

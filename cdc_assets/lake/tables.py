@@ -21,7 +21,8 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.lake import place as lake_place
-from cdc_assets.lake.catalog.catalog import CATALOG, forgetting, open_catalog, reached
+from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog, reached
+from cdc_assets.lake.catalog.place import forgetting
 from cdc_assets.lake.columns import PROPERTY, TableColumns
 from cdc_assets.lake.lineage import cursor_properties, may_have_rows
 from cdc_assets.lake.spark.sql import listed, quoted, ticked

@@ -124,3 +124,19 @@ def refuse_foreign_schema(config: SourceConfig) -> None:
     if catalog_schema(config) == config.state.schema_:
         with connect(coordination_dsn(config), application_name="cdc_assets catalog") as connection:
             refuse_foreign(connection, config.state.schema_)
+
+
+def forgetting(config: SourceConfig, identifier: tuple[str, str]) -> str:
+    """How a person has the catalog forget a table whose files are gone."""
+    if config.lake.catalog.type != "sql":
+        return f"drop {'.'.join(identifier)} in the catalog, without purging it"
+    where = sql.Identifier(TABLES[0])
+    if (schema := catalog_schema(config)) is not None:
+        where = sql.Identifier(schema, TABLES[0])
+    return (
+        sql.SQL(
+            "delete from {} where catalog_name = {} and table_namespace = {} and table_name = {}"
+        )
+        .format(where, CATALOG, *identifier)
+        .as_string(None)
+    )

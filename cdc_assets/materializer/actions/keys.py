@@ -24,6 +24,9 @@ from cdc_assets.materializer.actions.commit import Deletion
 _NUMBERS = {"int": -(2**30), "bigint": -(2**62)}
 # Of 300 keys the statement costs 0.24 s of CPU less than a join (of 1.9), of 3,000 it costs more.
 _NAMED = 1_000
+# Iceberg looks for at most so many named ones in a file's bounds. So few need no bounds of their
+# own, which are other numbers again and again, in code that Spark has to compile then.
+_LOOKED_FOR = 200
 
 _ENDS = ("min", "max")
 _GREATEST = 2**63 - 1
@@ -38,8 +41,8 @@ def of_keys(lake: LakeTable, keys: pa.Table, sent: Callable[[], DataFrame]) -> D
     if len(lake.key) > 1 or not bounds or len(keys) > _NAMED:
         return of_frame(lake, sent(), bounds)
     ((name, column),) = _numbers(lake, keys["key"]).items()
-    named = ", ".join(map(str, column.to_pylist()))
-    return Deletion(f"{within(bounds)} and t.{ticked(name)} in ({named})")
+    named = f"t.{ticked(name)} in ({', '.join(map(str, column.to_pylist()))})"
+    return Deletion(named if len(keys) <= _LOOKED_FOR else f"{within(bounds)} and {named}")
 
 
 def of_frame(lake: LakeTable, frame: DataFrame, bounds: Bounds) -> Deletion:
