@@ -43,8 +43,8 @@ def condition(monkeypatch: pytest.MonkeyPatch, types: dict[str, str], *rows: str
 @pytest.mark.parametrize(
     ("types", "rows", "wanted"),
     [
-        ({"id": "bigint"}, ["7", "-3", "7"], "t.`id` between -4 and 7 and t.`id` in (7, -3, 7)"),
-        ({".n": "smallint"}, ["1"], "t.`.n` between 1 and 1 and t.`.n` in (1)"),
+        ({"id": "bigint"}, ["7", "-3", "7"], "t.`id` in (7, -3, 7)"),
+        ({".n": "smallint"}, ["1"], "t.`.n` in (1)"),
         (
             {".a": "integer", "a": "integer"},
             ["1 100", "2 200"],
@@ -62,17 +62,21 @@ def condition(monkeypatch: pytest.MonkeyPatch, types: dict[str, str], *rows: str
         ({"id": "bigint"}, [], "join: t.`id` = s.c0"),
         ({"id": "integer"}, [f"{-(2**30) - 1}", "7"], "join: t.`id` = s.c0"),
         ({"id": "bigint"}, [f"{-(2**62) - 1}"], "join: t.`id` = s.c0"),
-        (
-            {"id": "integer"},
-            [f"{-(2**30)}"],
-            f"t.`id` between {-(2**30)} and {-(2**30)} and t.`id` in ({-(2**30)})",
-        ),
+        ({"id": "integer"}, [f"{-(2**30)}"], f"t.`id` in ({-(2**30)})"),
     ],
 )
-def test_numbers_have_bounds_and_a_few_of_one_column_are_named(
+def test_numbers_of_one_column_are_named_and_joined_ones_have_bounds(
     types: dict[str, str], rows: list[str], wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert condition(monkeypatch, types, *rows) == wanted
+
+
+def test_named_keys_have_bounds_where_iceberg_does_not_look_for_so_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keys, "_LOOKED_FOR", 2)
+    said = condition(monkeypatch, {"id": "bigint"}, "7", "-3", "5")
+    assert said == "t.`id` between -4 and 7 and t.`id` in (7, -3, 5)"
 
 
 def test_many_keys_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
