@@ -12,7 +12,7 @@ from pyiceberg.typedef import Properties
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.staged.places import ForeignPath, Place
-from cdc_assets.log.staged.storage import Storage
+from cdc_assets.log.staged.storage import Storage, files_of_keys
 from cdc_assets.process.home import home
 
 PLACES = "cdc.places"
@@ -43,7 +43,7 @@ class PlacedFileIO(PyArrowFileIO):
 
     def _initialize_s3_fs(self, netloc: str | None) -> FileSystem:
         given = {k: v for k, v in self.properties.items() if k.startswith(_OF_STORES)}
-        return _object_store(netloc, tuple(sorted(given.items())))
+        return _object_store(netloc, tuple(sorted(given.items())), files_of_keys())
 
     def _ours(self, location: str) -> str:
         if any(place.holds(location) for place in self._places):
@@ -52,7 +52,9 @@ class PlacedFileIO(PyArrowFileIO):
 
 
 @lru_cache(maxsize=16)
-def _object_store(bucket: str | None, properties: tuple[tuple[str, str], ...]) -> FileSystem:
+def _object_store(
+    bucket: str | None, properties: tuple[tuple[str, str], ...], _keys: object
+) -> FileSystem:
     """The client of a bucket, which pyiceberg would make again for each look at a table.
 
     So connections are used again; and a small file is one request instead of three.

@@ -30,6 +30,11 @@ S3_CONNECT_SECONDS = 5.0
 S3_REQUEST_SECONDS = 10.0
 # Tries of one request before its caller hears of the failure.
 S3_ATTEMPTS = 2
+# By the variables that name another file.
+_FILES_OF_KEYS = {
+    "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
+    "AWS_CONFIG_FILE": "~/.aws/config",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +68,30 @@ class Storage:
         """
         if literal:
             if uri.startswith("s3://"):
-                return _object_store(self), uri.removeprefix("s3://")
+                return _object_store(self, files_of_keys()), uri.removeprefix("s3://")
             return fs.LocalFileSystem(), "/" + uri.removeprefix("file:").lstrip("/")
         parsed = urlparse(uri)
         if parsed.scheme == "s3":
-            return _object_store(self), unquote(parsed.netloc + parsed.path)
+            return _object_store(self, files_of_keys()), unquote(parsed.netloc + parsed.path)
         return fs.LocalFileSystem(), unquote(parsed.path)
 
 
+def files_of_keys() -> tuple[tuple[str, int, int], ...]:
+    """The files where AWS's clients find keys, and when they were written.
+
+    A client of pyarrow goes on with a key that it found in a file when it was made.
+    """
+    found = []
+    for variable, default in _FILES_OF_KEYS.items():
+        path = os.path.expanduser(os.environ.get(variable) or default)  # noqa: PTH111 - at each use
+        with suppress(OSError):
+            status = os.stat(path)  # noqa: PTH116
+            found.append((path, status.st_ino, status.st_mtime_ns))
+    return tuple(found)
+
+
 @lru_cache(maxsize=16)
-def _object_store(storage: Storage) -> fs.FileSystem:
+def _object_store(storage: Storage, _keys: object) -> fs.FileSystem:
     """One client per process and place, so that its connections are used again."""
     options: dict[str, object] = {}
     if storage.endpoint:
