@@ -10,9 +10,11 @@ A transaction arrives after its commit (protocol 1): what it holds before is the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
+from psycopg import sql
 
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.support.flusher import Bench, flushing, start_flusher
@@ -65,27 +67,32 @@ def _one_transaction(source: Bench, rows: int, seconds: float) -> int:
     return peak
 
 
-def _large_value(source: Bench, size: int) -> int:
+def _large_value(source: Bench, size: int, unit: str = "0123456789") -> int:
     source.execute("create table t (id int primary key, v text)")
     source.execute("alter table t alter v set storage external")
+    literal = sql.Literal(unit).as_string(source.connection)
     peak = _peak(
         source,
         ["public.t"],
-        [f"insert into t select 1, repeat('0123456789', {size // 10})", "insert into t values (2)"],
+        [
+            f"insert into t select 1, repeat({literal}, {size // len(unit)})",
+            "insert into t values (2)",
+        ],
         300,
     )
     first, second = source.log("public.t")
-    assert first.data["v"] == "0123456789" * (size // 10)
+    assert first.data["v"] == unit * (size // len(unit))
     assert second.data["id"] == "2"
     return peak
 
 
 def _budget(largest: int) -> int:
-    """For a largest value: the receiver's buffer is twice as large, the decoder has it four times.
+    """For a largest value: the receiver's buffer is twice as large, the decoder has it five times.
 
-    Those four are the message, its values, the pool that the row is put together from, the row.
+    Those five are the message, its values, these escaped, the pool that the row is put together
+    from, the row.
     """
-    return 300 * MB + 6 * largest
+    return 300 * MB + 7 * largest
 
 
 def _small_transactions(source: Bench, count: int, seconds: float) -> int:
@@ -124,6 +131,12 @@ def test_a_large_transaction(source: Bench) -> None:
 
 def test_a_value_of_20_mb(source: Bench) -> None:
     assert _large_value(source, 20 * MB) < _budget(20 * MB)
+
+
+def test_a_value_of_20_mb_to_be_escaped(source: Bench) -> None:
+    unit = 'abcd"\n\t\\'
+    escaped = 20 * MB * len(json.dumps(unit)[1:-1]) // len(unit)
+    assert _large_value(source, 20 * MB, unit) < _budget(escaped)
 
 
 def test_many_small_transactions(source: Bench) -> None:
