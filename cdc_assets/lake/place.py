@@ -22,6 +22,7 @@ from pyiceberg.table import Table
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.files import trusted_places
+from cdc_assets.lake.catalog.place import forgetting
 from cdc_assets.log.staged.places import ForeignPath, Place, staged_places
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.messages.texts import command
@@ -48,8 +49,6 @@ def check(lake: LakeTable, loaded: Table) -> None:
 
 def misled(lake: LakeTable, found: str) -> TableProblem:
     """The problem of a catalog that leads to ``found``, which isn't the table's."""
-    from cdc_assets.lake.catalog.place import forgetting
-
     expected = lake.location or f"its folder below {lake.config.warehouse}"
     return TableProblem(
         lake.row.table,

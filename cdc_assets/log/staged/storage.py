@@ -83,10 +83,10 @@ def files_of_keys() -> tuple[tuple[str, int, int], ...]:
     """
     found = []
     for variable, default in _FILES_OF_KEYS.items():
-        path = os.path.expanduser(os.environ.get(variable) or default)  # noqa: PTH111 - at each use
-        with suppress(OSError):
-            status = os.stat(path)  # noqa: PTH116
-            found.append((path, status.st_ino, status.st_mtime_ns))
+        with suppress(OSError, RuntimeError):  # there is none, or no home
+            path = Path(os.environ.get(variable) or default).expanduser()
+            status = path.stat()
+            found.append((str(path), status.st_ino, status.st_mtime_ns))
     return tuple(found)
 
 
