@@ -25,10 +25,9 @@ import time
 from cdc_assets.flusher.decoder_process.link import (
     DecoderProcess,
     Finish,
-    Frames,
     Settings,
     Specs,
-    send_blob,
+    send_frames,
 )
 from cdc_assets.flusher.line.frames import Received
 from cdc_assets.flusher.line.room import Gathering
@@ -249,8 +248,7 @@ class Session:
         try:
             while (item := self._queue.get()) is not None:
                 if isinstance(item, Received):
-                    pipe.send(Frames(item.lengths.tobytes(), item.gap))
-                    send_blob(pipe, item.blob)
+                    send_frames(pipe, item.lengths, item.blob, item.gap)
                 else:
                     pipe.send(item)
         except OSError:

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from cdc_assets.flusher import flusher as main
-from cdc_assets.flusher import session
 from cdc_assets.flusher import session as receiver
 from cdc_assets.flusher.decode.decoder import Decoder
 from cdc_assets.flusher.decoder_process import link
@@ -92,7 +91,7 @@ def _registering(passed: Callable[[], None]) -> None:
 
 RECEIVER: dict[str, Wrap] = {
     "a decoder is started": after(DecoderProcess, "__init__"),
-    "a batch is half handed over": before(session, "send_blob"),
+    "a batch is half handed over": before(link, "_send_blob"),
     "before registration": before(LogStore, "register"),
     "during registration": _registering,
     "between registration and acknowledgement": after(LogStore, "register"),

@@ -38,7 +38,6 @@ from cdc_assets.flusher.decoder_process import loop as decoder_process
 from cdc_assets.flusher.decoder_process.link import (
     Failed,
     Flushed,
-    Frames,
     Refused,
     Settings,
     Specs,
@@ -124,8 +123,7 @@ class Bench:
             )
             pipe.send(Specs(self.specs))
             for frames in batches:
-                pipe.send(Frames(np.array([*map(len, frames)], np.int32).tobytes(), 0))
-                link.send_blob(pipe, b"".join(frames))
+                link.send_frames(pipe, np.array([*map(len, frames)], np.int32), b"".join(frames))
             pipe.send(link.Finish())
         except OSError:
             return  # it has refused what came before

@@ -12,6 +12,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 import numpy as np
+import numpy.typing as npt
 
 from cdc_assets.flusher.decode.markers import Marker
 from cdc_assets.flusher.decode.specs import DecodeSpec
@@ -60,7 +61,7 @@ class Specs:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """``lengths``: int32s, native order, of the frames whose joined bytes follow, by ``send_blob``.
+    """``lengths``: int32s, native order, of the frames whose joined bytes follow on the pipe.
 
     ``gap``: how many other bytes are before each.
     """
@@ -138,15 +139,22 @@ class Refused:
     reason: str
 
 
-def send_blob(pipe: Connection, blob: bytes | memoryview) -> None:
-    """Send what is announced by :class:`Frames`. Raises OSError."""
+def send_frames(
+    pipe: Connection, lengths: npt.NDArray[np.int32], blob: bytes | memoryview, gap: int = 0
+) -> None:
+    """Send :class:`Frames`, and their joined bytes. Raises OSError."""
+    pipe.send(Frames(lengths.tobytes(), gap))
+    _send_blob(pipe, blob)
+
+
+def _send_blob(pipe: Connection, blob: bytes | memoryview) -> None:
     left = memoryview(blob)
     while left:
         left = left[os.write(pipe.fileno(), left) :]
 
 
 def received_blob(pipe: Connection, byte_size: int) -> memoryview:
-    """The bytes of :func:`send_blob`, as they were read: ``recv_bytes`` would copy them once more.
+    """What follows :class:`Frames`, as it was read: ``recv_bytes`` would copy it once more.
 
     Raises EOFError or OSError.
     """

@@ -184,7 +184,7 @@ def _s3(config: SourceConfig) -> dict[str, str]:
     """What Spark is told of S3."""
     if not _may_be_in_s3(config):
         return {}
-    given = {**_CACHED, **dict(config.s3.key)}
+    given = {**_CACHED, **config.s3.key}
     if config.s3.path_style or config.warehouse.startswith("s3://"):  # else a catalog may say it
         given["s3.path-style-access"] = str(config.s3.path_style).lower()
     if config.s3.endpoint:

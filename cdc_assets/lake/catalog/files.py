@@ -59,8 +59,9 @@ def _object_store(
 
     So connections are used again; and a small file is one request instead of three.
     """
-    made = PyArrowFileIO(dict(properties))._initialize_s3_fs(bucket)
-    if S3_RETRY_STRATEGY_IMPL in dict(properties):  # which isn't among the options
+    given = dict(properties)
+    made = PyArrowFileIO(given)._initialize_s3_fs(bucket)
+    if S3_RETRY_STRATEGY_IMPL in given:  # which isn't among the options
         return made
     _, (options,) = made.__reduce__()
     return S3FileSystem(**{**options, "allow_delayed_open": True})

@@ -13,10 +13,9 @@ from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.flusher.decoder_process.link import (
     DecoderProcess,
     Finish,
-    Frames,
     Settings,
     Specs,
-    send_blob,
+    send_frames,
 )
 from cdc_assets.flusher.flusher import main
 from cdc_assets.log.staged.storage import Storage
@@ -46,8 +45,8 @@ def test_a_name_is_one_line_of_plain_text(
     decoder = DecoderProcess(_settings(tmp_path))
     try:
         decoder.pipe.send(Specs({}))
-        decoder.pipe.send(Frames(np.array([*map(len, frames)], np.int32).tobytes(), 0))
-        send_blob(decoder.pipe, b"".join(frames))
+        lengths = np.array([*map(len, frames)], np.int32)
+        send_frames(decoder.pipe, lengths, b"".join(frames))
         decoder.pipe.send(Finish())
         assert decoder.wait(60) == 0
     finally:

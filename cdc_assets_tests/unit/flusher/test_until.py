@@ -10,10 +10,9 @@ from cdc_assets.flusher.decoder_process.link import (
     Consumed,
     DecoderProcess,
     Flushed,
-    Frames,
     Settings,
     Specs,
-    send_blob,
+    send_frames,
 )
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets_tests.support import pgoutput_reference as ref
@@ -32,8 +31,8 @@ def test_what_somebody_waits_for_is_flushed_when_it_has_arrived(tmp_path: Path) 
             ref.xlog(at - 800, ref.begin(at, 0, 7)),
             ref.xlog(at + 8, ref.commit(at, at + 8, 0)),
         ]
-        decoder.pipe.send(Frames(np.array([*map(len, frames)], np.int32).tobytes(), 0))
-        send_blob(decoder.pipe, b"".join(frames))
+        lengths = np.array([*map(len, frames)], np.int32)
+        send_frames(decoder.pipe, lengths, b"".join(frames))
 
     def reply() -> object:
         assert decoder.pipe.poll(60)
