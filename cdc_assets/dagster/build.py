@@ -5,11 +5,9 @@ Parts are composed here and made elsewhere; tests and other deployments swap the
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +49,11 @@ from cdc_assets.dagster.sensors.schedules import (
 )
 from cdc_assets.dagster.sensors.services import needed, services_sensor
 from cdc_assets.dagster.sensors.snapshot import snapshot_sensor
+from cdc_assets.process.collector import uncollected
 from cdc_assets.setup.discovery import discovered
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """While it lasts, Python doesn't look for cycles: nearly all of what is made stays."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected()
 def build_defs(
     config: SourceConfig,
     *,

@@ -67,8 +67,8 @@ _PATIENCE_SECONDS = 1800.0
 # Busy tables whose freshness is read; whoever sees that one has changed loads its metadata.
 _WATCHED = 3
 _WATCH_SECONDS = 0.1
-# Between two looks at whether the first start is over.
-_SETTLE_SECONDS = 10.0
+# Between two looks at how far the first start is.
+_START_SECONDS, _COPY_SECONDS, _SETTLE_SECONDS = 0.3, 2.0, 10.0
 # Changes of one transaction, of one table: as many inserts, updates and deletes.
 _CHANGES = 9
 
@@ -182,31 +182,35 @@ def _a_run(config: SourceConfig, tables: int) -> float:
 
 def _first_start(config: SourceConfig, server: DevServer, began: float) -> dict[str, float]:
     """Seconds from ``began`` on until Dagster serves, the flusher streams, all are copied."""
-    server.until("the webserver", lambda: server.ask("{ version }"), _PATIENCE_SECONDS)
-    found = {"served": round(time.time() - began, 1)}
-    tables = len(config.tables)
-    last = -1
+    found, tables, last = dict[str, float](), len(config.tables), -1
 
-    def copied() -> bool:
-        nonlocal last
+    def until(what: str, is_there: Callable[[], Any], every: float) -> None:
+        server.until(what, is_there, _PATIENCE_SECONDS, every)
+        found[what] = round(time.time() - began, 1)
+
+    def streams() -> bool:
         try:
             with Pipeline.open(config) as pipeline:
                 told, _ = pipeline.store.flusher_report() or ({}, None)
-                if told.get("state") == "streaming":
-                    found.setdefault("streaming", round(time.time() - began, 1))
-                done = sum(row.state == "streaming" for row in pipeline.store.tables())
         except psycopg.Error:
             return False
+        return told.get("state") == "streaming"
+
+    def copied() -> bool:
+        nonlocal last
+        with Pipeline.open(config) as pipeline:
+            done = sum(row.state == "streaming" for row in pipeline.store.tables())
         if done // 50 != last // 50:
             stderr.print(f"  {done} of {tables} tables are copied, {time.time() - began:.0f} s")
         last = done
         return done == tables
 
-    server.until("the copies", copied, _PATIENCE_SECONDS)
-    found["copied"] = round(time.time() - began, 1)
+    until("served", lambda: server.ask("{ version }"), _START_SECONDS)
+    until("streaming", streams, _START_SECONDS)
+    until("copied", copied, _COPY_SECONDS)
     stderr.print(f"first start: {found}")
-    server.until("reports and checks", lambda: _is_settled(server), _PATIENCE_SECONDS)
-    return {**found, "settled": round(time.time() - began, 1)}
+    until("settled", lambda: _is_settled(server), _SETTLE_SECONDS)
+    return found
 
 
 def _merges(server: DevServer) -> int:
@@ -230,7 +234,6 @@ def _slowest_ticks(server: DevServer, since: float) -> dict[str, float]:
 
 def _is_settled(server: DevServer) -> bool:
     """Whether every table was reported and checked: what is left is the quiet."""
-    time.sleep(_SETTLE_SECONDS)
     ticks = last_ticks(server)
     said = [ticks[sensor][0]["skipReason"] or "" for sensor in ("checks_many", "materializer_many")]
     stderr.print(f"  {said}")

@@ -69,6 +69,7 @@ def served(*configs: SourceConfig) -> Path:
     path.write_text(
         "import json\n"
         "import dagster as dg\n"
+        "import cdc_assets.components\n"
         "from cdc_assets.config.source import parse_config\n"
         "from cdc_assets.dagster.build import process_defs\n"
         "from cdc_assets.dagster.part import serves_sources_alone\n"

@@ -55,7 +55,9 @@ class DevServer:
         assert "errors" not in found, found["errors"]
         return found["data"]
 
-    def until(self, what: str, look: Callable[[], Any], seconds: float) -> Any:
+    def until(
+        self, what: str, look: Callable[[], Any], seconds: float, every: float = _LOOK_SECONDS
+    ) -> Any:
         """What ``look`` returns once it is true; the log's end if it never is."""
         deadline = time.monotonic() + seconds
         last: object = None
@@ -68,7 +70,7 @@ class DevServer:
             else:
                 if last:
                     return last
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(every)
         raise AssertionError(f"waited {seconds} s for {what}; last: {last}; {self.log_tail()}")
 
     def log_tail(self, lines: int = 40) -> str:

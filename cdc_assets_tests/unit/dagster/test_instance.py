@@ -245,12 +245,15 @@ class _Server:
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
+        self.collected = list[bool]()
 
     def _get_serialized_external_repository_data(self, _request: object) -> str:
+        self.collected.append(gc.isenabled())
         return self.answers.pop(0)
 
 
 def test_a_code_server_lists_its_definitions_once(folder: Path) -> None:
+    frozen = gc.get_freeze_count()
     kept._answers_once(_Server)
     kept._answers_once(_Server)  # each instance that it opens says so
     asked, other = (
@@ -263,6 +266,10 @@ def test_a_code_server_lists_its_definitions_once(folder: Path) -> None:
     assert [answer(asked), answer(asked), answer(asked)] == [error, "a list", "a list"]
     assert answer(other) == "another list"
     assert another._get_serialized_external_repository_data(asked) == "not this one"
+    assert server.collected == [False] * 3  # what is listed stays
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > frozen
+    gc.unfreeze()  # this process isn't a code server
     # Dagster's own, in a process that is one.
     lines = (
         "from dagster._grpc.server import DagsterApiServer as s; import dagster as dg;"
