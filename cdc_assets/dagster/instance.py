@@ -34,6 +34,7 @@ from cdc_assets.dagster.internals import (
     RUNLESS_RUN_ID,
     SERVER,
     SERVER_ANSWER,
+    SERVER_ID,
     SERVER_MODULE,
     SQLITE_BUSY_TIMEOUT_SECONDS,
     ConfigurableClassData,
@@ -75,20 +76,29 @@ def _of_run(url: str) -> Engine:
 
 
 def _answers_once(server: Any) -> None:
-    """Have a code server keep what it says of its definitions, which never change.
+    """Have a code server keep what it says of its definitions, until it has others.
 
     It is asked by the webserver and by the daemon, at a start at once. With 500 tables that is two
-    seconds of CPU, and twice that while a flusher waits for its start.
+    seconds of CPU, and twice that while a flusher waits for its start. It has others, and another
+    id, once it was told to load components anew whose definitions depend on a state of theirs.
     """
     answer = getattr(server, SERVER_ANSWER, None)
     if answer is None or hasattr(answer, "__wrapped__"):
         return
     kept, one_at_a_time = dict[tuple[Any, ...], str](), Lock()
+    last: tuple[Any, ...] | None = None
 
     @wraps(answer)
     def once(self: Any, request: Any) -> str:
-        asked = self, request.serialized_repository_python_origin, request.defer_snapshots
+        nonlocal last
+        asked = request.serialized_repository_python_origin, request.defer_snapshots
         with one_at_a_time:
+            if (now := (self, getattr(self, SERVER_ID, None))) != last:
+                last = now
+                if kept:
+                    kept.clear()
+                    gc.unfreeze()
+                    gc.collect()  # the former definitions
             if asked in kept:
                 return kept[asked]
             with uncollected():

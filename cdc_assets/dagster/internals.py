@@ -38,8 +38,9 @@ CONTROLLER, RELOAD_INTERVAL = "dagster._daemon.controller", "RELOAD_WORKSPACE_IN
 FRESHNESS_MODULE, FRESHNESS_DAEMON = "dagster._daemon.freshness", "FreshnessDaemon"
 FRESHNESS_INTERVAL_VARIABLE = "FRESHNESS_DAEMON_INTERVAL_SECONDS"
 SERVER_MODULE, SERVER = "dagster._grpc.server", "DagsterApiServer"
-# Of a server: what says its definitions, and the event that is set when it is told to end.
-SERVER_ANSWER = "_get_serialized_external_repository_data"
+# Of a server: what says its definitions, its id, which is another one when it has others, and the
+# event that is set when it is told to end.
+SERVER_ANSWER, SERVER_ID = "_get_serialized_external_repository_data", "_server_id"
 SERVER_TOLD_TO_END = "_shutdown_once_executions_finish_event"
 # Of a tick's context.
 CONTEXT_REPOSITORY = "_repository_def"
@@ -57,6 +58,7 @@ __all__ = [
     "RUNLESS_RUN_ID",
     "SERVER",
     "SERVER_ANSWER",
+    "SERVER_ID",
     "SERVER_MODULE",
     "SERVER_TOLD_TO_END",
     "SQLITE_BUSY_TIMEOUT_SECONDS",

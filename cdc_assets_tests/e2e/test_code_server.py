@@ -1,8 +1,10 @@
-"""A code server that is told to end while a run of it is under way."""
+"""A code server of Dagster's, told to end while a run is under way, or to load code anew."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,9 +13,13 @@ from pathlib import Path
 
 import dagster as dg
 import psutil
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteRepositoryOrigin
+from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._core.test_utils import create_run_for_test
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import GrpcServerTarget
+from dagster._grpc.client import DagsterGrpcClient
+from dagster._serdes import deserialize_value
 
 DEFINITIONS = """
 import subprocess
@@ -40,6 +46,37 @@ def goes_on():
 @dg.job(executor_def=dg.in_process_executor)
 def long():
     goes_on()
+"""
+COMPONENT = """
+import json
+from dataclasses import dataclass
+from pathlib import Path
+import dagster as dg
+from dagster.components.utils.defs_state import DefsStateConfig, DefsStateConfigArgs
+
+@dataclass
+class Named(dg.StateBackedComponent, dg.Resolvable):
+    names: str
+
+    @property
+    def defs_state_config(self):
+        kept = DefsStateConfigArgs.versioned_state_storage()
+        return DefsStateConfig.from_args(kept, default_key="names")
+
+    def write_state_to_path(self, state_path):
+        state_path.write_text(Path(self.names).read_text())
+
+    def build_defs_from_state(self, context, state_path):
+        names = json.loads(state_path.read_text()) if state_path else []
+        return dg.Definitions(assets=[dg.AssetSpec(name) for name in names])
+"""
+LOADED = """
+from pathlib import Path
+import dagster as dg
+
+@dg.definitions
+def defs():
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
 """
 
 
@@ -89,4 +126,52 @@ def test_sigterm_ends_its_runs_first_and_then_itself(tmp_path: Path) -> None:
             found.terminate()
         other.wait()
         server.kill()
+        server.wait()
+
+
+def _project(folder: Path, names: Path) -> None:
+    """A project with one component, whose assets are named by its state, once a copy of a file."""
+    package = folder / "named"
+    (package / "defs" / "all").mkdir(parents=True)
+    for path, text in {
+        "pyproject.toml": '[tool.dg]\ndirectory_type = "project"\nproject.root_module = "named"\n',
+        "dagster.yaml": "instance_class: {module: cdc_assets.dagster.instance, class: Instance}\n",
+        "named/__init__.py": "",
+        "named/component.py": COMPONENT,
+        "named/definitions.py": LOADED,
+        "named/defs/__init__.py": "",
+        "named/defs/all/defs.yaml": f"type: named.component.Named\nattributes: {{names: {names}}}",
+    }.items():
+        (folder / path).write_text(text)
+
+
+def _listed(client: DagsterGrpcClient, socket: Path) -> set[str]:
+    where = GrpcServerCodeLocationOrigin("localhost", socket=str(socket), location_name="x")
+    said = client.external_repository(RemoteRepositoryOrigin(where, "__repository__"))
+    snap = deserialize_value(said, RepositorySnap)
+    return {node.asset_key.to_user_string() for node in snap.asset_nodes}
+
+
+def test_components_that_are_loaded_anew_are_listed_anew(tmp_path: Path) -> None:
+    """A Dagster+ agent may have a server do that; the process stays."""
+    names, socket = tmp_path / "names.json", tmp_path / "socket"
+    _project(tmp_path, names)
+    arguments = ["api", "grpc", "-m", "named.definitions", "-d", str(tmp_path)]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "dagster", *arguments, "--socket", str(socket)],
+        env={**os.environ, "DAGSTER_HOME": str(tmp_path)},
+    )
+    try:
+        _wait_for(socket)
+        client = DagsterGrpcClient(socket=str(socket))
+        assert _listed(client, socket) == set()
+        for wanted in ("one", "two"), ("three",):
+            names.write_text(json.dumps(wanted))
+            refreshed = client.refresh_component_state(["names"])
+            assert not refreshed.serialized_error
+            told = client.reload_code_with_state(refreshed.serialized_defs_state_info)
+            assert not told.serialized_error
+            assert _listed(client, socket) == _listed(client, socket) == {*wanted}
+    finally:
+        server.terminate()
         server.wait()

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -280,6 +281,34 @@ def test_a_code_server_lists_its_definitions_once(folder: Path) -> None:
         [sys.executable, "-c", lines], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.stdout.strip() == "_get_serialized_external_repository_data", done.stderr
+
+
+def test_the_former_definitions_of_a_code_server_go() -> None:
+    class Definition:
+        def __init__(self) -> None:
+            self.itself = self
+
+    class Server:
+        def __init__(self) -> None:
+            self.definition, self._server_id, self.answers = Definition(), "a", 0
+
+        def _get_serialized_external_repository_data(self, _request: object) -> str:
+            self.answers += 1
+            return f"list of {self._server_id}"
+
+    kept._answers_once(Server)
+    server = Server()
+    asked = SimpleNamespace(serialized_repository_python_origin="asked", defer_snapshots=True)
+    answer = server._get_serialized_external_repository_data
+    try:
+        assert [answer(asked), answer(asked)] == ["list of a"] * 2
+        former = weakref.ref(server.definition)
+        server.definition, server._server_id = Definition(), "b"
+        assert [answer(asked), answer(asked)] == ["list of b"] * 2
+        assert former() is None
+        assert server.answers == 2
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("told", [None, "7"])

@@ -91,6 +91,7 @@ def test_what_is_reached_by_name_is_there() -> None:
         " 'FRESHNESS_DAEMON': hasattr(freshness, FRESHNESS_DAEMON),\n"
         " 'FRESHNESS_INTERVAL_VARIABLE': FRESHNESS_INTERVAL_VARIABLE in sources(freshness),\n"
         " 'SERVER_ANSWER': hasattr(server, SERVER_ANSWER),\n"
+        " 'SERVER_ID': f'self.{SERVER_ID} = ' in sources(server),\n"
         " 'SERVER_TOLD_TO_END': f'self.{SERVER_TOLD_TO_END} = ' in sources(server),\n"
         " 'CONTEXT_REPOSITORY': f'self.{CONTEXT_REPOSITORY} = ' in sources(Context),\n"
         "})"
