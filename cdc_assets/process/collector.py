@@ -5,6 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
+
+_lock = Lock()
+# How many blocks are under way, in whatever threads; whether the first of them found it enabled.
+_blocks, _collects = 0, False
 
 
 @contextmanager
@@ -13,10 +18,16 @@ def uncollected() -> Iterator[None]:
 
     It would go through all of them again and again: a quarter of such work's time.
     """
-    collects = gc.isenabled()
-    gc.disable()
+    global _blocks, _collects  # noqa: PLW0603 - the collector is the process's, too
+    with _lock:
+        if not _blocks:
+            _collects = gc.isenabled()
+            gc.disable()
+        _blocks += 1
     try:
         yield
     finally:
-        if collects:
-            gc.enable()
+        with _lock:
+            _blocks -= 1
+            if not _blocks and _collects:
+                gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -35,3 +36,30 @@ def test_what_a_code_location_imports_is_not_collected() -> None:
     collections, enabled = done.stdout.split()
     assert int(collections) < 20  # hundreds, if it were
     assert enabled == "True"
+
+
+def test_the_collector_is_never_left_off_by_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second looks at how it is, and the first leaves, before the second goes on."""
+    on, began, left = gc.isenabled, threading.Event(), threading.Event()
+
+    def second() -> None:
+        with uncollected():
+            began.set()
+
+    def looked() -> bool:
+        found = on()
+        if threading.current_thread() is thread:
+            began.set()
+            left.wait(60)
+        return found
+
+    thread = threading.Thread(target=second)
+    monkeypatch.setattr(gc, "isenabled", looked)
+    with uncollected():
+        thread.start()
+        assert began.wait(60)
+    left.set()
+    thread.join()
+    is_on = on()
+    gc.enable()
+    assert is_on
