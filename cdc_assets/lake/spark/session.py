@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -160,9 +161,29 @@ def ask(session: SparkSession) -> None:
 
 
 _DISTRIBUTION = "spark.sql.iceberg.distribution-mode"
+_EXCLUDED = "spark.sql.optimizer.excludedRules"
+_WHOLE_FILES = "org.apache.spark.sql.execution.datasources.v2.OptimizeMetadataOnlyDeleteFromTable"
 # The first Iceberg that is known to put several deletion vectors of a file together at the commit.
 _PUTS_TOGETHER = (1, 12)
-_versions: WeakKeyDictionary[SparkSession, tuple[int, ...]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """The version of its Iceberg, and what its user has chosen of the settings that we change."""
+
+    iceberg: tuple[int, ...]
+    distribution: str | None
+    excluded: str | None
+
+
+_servers: WeakKeyDictionary[SparkSession, _Server] = WeakKeyDictionary()
+
+
+def _server_of(session: SparkSession) -> _Server:
+    if session not in _servers:
+        chosen = (session.conf.get(key, None) for key in (_DISTRIBUTION, _EXCLUDED))
+        _servers[session] = _Server(_iceberg(session), *chosen)
+    return _servers[session]
 
 
 @contextmanager
@@ -174,10 +195,8 @@ def unshuffled(session: SparkSession) -> Iterator[None]:
     orphan at once, and which earlier versions would leave in the table. With those, nothing is
     done.
     """
-    if session not in _versions:
-        chosen = session.conf.get(_DISTRIBUTION, None)  # by the server's user
-        _versions[session] = _iceberg(session) if chosen is None else ()
-    if _versions[session] < _PUTS_TOGETHER:
+    of = _server_of(session)
+    if of.distribution is not None or of.iceberg < _PUTS_TOGETHER:
         yield
         return
     try:
@@ -185,6 +204,24 @@ def unshuffled(session: SparkSession) -> Iterator[None]:
         yield
     finally:
         session.conf.unset(_DISTRIBUTION)
+
+
+@contextmanager
+def row_by_row(session: SparkSession) -> Iterator[None]:
+    """While it lasts, Spark doesn't ask whether a DELETE is one of whole files, of metadata alone.
+
+    Iceberg would read all manifests for the answer, and once more for the rows: a fifth of what a
+    small merge costs the server.
+    """
+    chosen = _server_of(session).excluded
+    try:
+        session.conf.set(_EXCLUDED, f"{chosen},{_WHOLE_FILES}" if chosen else _WHOLE_FILES)
+        yield
+    finally:
+        if chosen is None:
+            session.conf.unset(_EXCLUDED)
+        else:
+            session.conf.set(_EXCLUDED, chosen)
 
 
 def _iceberg(session: SparkSession) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ append the new ones. Readers see one step, and each commit carries the cursor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from cdc_assets.config.tables import LSN, SYNCED_AT
 from cdc_assets.lake.lineage import count, said
 from cdc_assets.lake.publish import append, published
-from cdc_assets.lake.spark.session import unshuffled
+from cdc_assets.lake.spark.session import row_by_row, unshuffled
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.lake.values import names_of
@@ -46,11 +46,13 @@ _LOCAL, _REMOTE = {_CODEC: "snappy"}, {_CODEC: "zstd", _LEVEL: "1"}
 class Deletion:
     """The table's rows ``t`` for which ``condition`` holds; for some row ``s`` of ``keys``, if any.
 
-    Names a column of ``t`` as the lake does.
+    Names a column of ``t`` as the lake does. ``scattered``: of several rows, which are all that a
+    file has as good as never.
     """
 
     condition: str
     keys: DataFrame | None = None
+    scattered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +111,23 @@ def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | N
     session, lake = change.session, change.lake
     with published(session, lake, change.state, change.loaded) as draft:
         if delete is not None:
-            with unshuffled(session) if _is_small(change.loaded) else nullcontext():
+            with _settings(change, delete):
                 _delete(session, draft.sql_name, delete)
         # Even without rows: a delete of whole files or of nothing doesn't carry the cursor.
         rows = _whole(change, new) if new is not None else None
         append(session, lake, change.state, draft, change.cursor, rows, _compressed(change))
+
+
+@contextmanager
+def _settings(change: Change, delete: Deletion) -> Iterator[None]:
+    """What makes the statement cheaper, while it lasts."""
+    with ExitStack() as cleanup:
+        if _is_small(change.loaded):
+            cleanup.enter_context(unshuffled(change.session))
+        # A partition may be of a key, and of whole files.
+        if delete.scattered and change.loaded.spec().is_unpartitioned():
+            cleanup.enter_context(row_by_row(change.session))
+        yield
 
 
 def _is_small(loaded: Table) -> bool:

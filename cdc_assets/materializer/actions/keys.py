@@ -42,7 +42,8 @@ def of_keys(lake: LakeTable, keys: pa.Table, sent: Callable[[], DataFrame]) -> D
         return of_frame(lake, sent(), bounds)
     ((name, column),) = _numbers(lake, keys["key"]).items()
     named = f"t.{ticked(name)} in ({', '.join(map(str, column.to_pylist()))})"
-    return Deletion(named if len(keys) <= _LOOKED_FOR else f"{within(bounds)} and {named}")
+    condition = named if len(keys) <= _LOOKED_FOR else f"{within(bounds)} and {named}"
+    return Deletion(condition, scattered=len(keys) > 1)
 
 
 def of_frame(lake: LakeTable, frame: DataFrame, bounds: Bounds) -> Deletion:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.spark import session as sessions
-from cdc_assets.lake.spark.session import unshuffled
+from cdc_assets.lake.spark.session import row_by_row, unshuffled
 from cdc_assets.lake.spark.sql import listed
 from cdc_assets.materializer import winners
 from cdc_assets.materializer.actions import commit, keys
@@ -204,6 +204,62 @@ def test_a_lost_reply_leaves_no_distribution(
         with pytest.raises(PySparkException), unshuffled(source.session):
             pass
         assert source.session.conf.get(KEY, None) is None
+
+
+RULES = "spark.sql.optimizer.excludedRules"
+RULE = "org.apache.spark.sql.execution.datasources.v2.OptimizeMetadataOnlyDeleteFromTable"
+SOME = """
+create table two (id int primary key, v int);
+create table parts (like two including all);
+insert into two select generate_series(1, 9);
+insert into parts select * from two;
+create table one (like two including all);
+insert into one values (1)
+"""
+
+
+def test_a_delete_of_several_rows_is_not_asked_for_whole_files(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, asked, delete = TableId("public", "two"), list[bool](), commit._delete
+
+    def noted(session: SparkSession, *others: Any) -> None:
+        asked.append(RULE not in (session.conf.get(RULES, None) or ""))
+        delete(session, *others)
+
+    monkeypatch.setattr(commit, "_delete", noted)
+    with copied_lake(SOME, "two", {"name": "parts", "partition_by": ["id"]}) as source:
+        for statement in (
+            "update two set v = 1 where id < 3",
+            "update two set v = 2 where id = 4",
+            "update parts set v = 1 where id < 3",
+            "truncate two",
+        ):
+            source.execute(statement)
+            source.catch_up()
+        assert asked == [False, True, True, True]
+        assert source.session.conf.get(RULES, None) is None
+        assert source.equal(table)
+        assert source.equal(TableId("public", "parts"))
+
+
+def test_a_table_of_one_row_stays_one_file(copied_lake: NewLake) -> None:
+    """Each delete of the row is one of a whole file."""
+    with copied_lake(SOME, "one") as source:
+        for number in range(3):
+            source.execute(f"update one set v = {number}")
+            source.catch_up()
+        lake = source.lake_table(TableId("public", "one"))
+        files = source.session.sql(f"select content, record_count from {lake.sql_name}.files")
+        assert [tuple(row) for row in files.collect()] == [(0, 1)]
+
+
+def test_rules_that_a_user_has_excluded_stay(copied_lake: NewLake) -> None:
+    with copied_lake(SOME, "two") as source:
+        source.session.conf.set(RULES, "some.Rule")
+        with row_by_row(source.session):
+            assert source.session.conf.get(RULES, None) == f"some.Rule,{RULE}"
+        assert source.session.conf.get(RULES, None) == "some.Rule"
 
 
 @pytest.mark.parametrize("version", ["1.12.0-SNAPSHOT", "1.12.0-amzn-0", "unknown"])
