@@ -66,13 +66,17 @@ def _found(dsn: str, ours: str, namespace: str) -> tuple[str, tuple[tuple[str, s
     return ours, strangers
 
 
-# Schemas with a table of that name that may be read, or that an untrusted role has; ours first,
-# then the likeliest.
+# Schemas with a table of that name and with a catalog's columns, that may be read, or that an
+# untrusted role has; ours first, then the likeliest. Another table of that name is anything.
 _CANDIDATES: LiteralString = f"""
 with {TRUSTED}
 select n.nspname, pg_catalog.pg_get_userbyid(c.relowner), c.relowner in (select oid from trusted)
   from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where c.relname = %(table)s and c.relkind in ('r', 'p')
+   and (select count(*) = 2 from pg_catalog.pg_attribute a
+         where a.attrelid = c.oid and a.attname in ('catalog_name', 'table_namespace')
+           and a.atttypid in ('pg_catalog.varchar'::regtype, 'pg_catalog.text'::regtype)
+           and not a.attisdropped)
    and (c.relowner not in (select oid from trusted)
         or pg_catalog.has_schema_privilege(n.oid, 'usage')
            and pg_catalog.has_table_privilege(c.oid, 'select'))

@@ -63,6 +63,18 @@ def _with_password(uri: str, dsn: str) -> str:
     return make_url(uri).set(password=password).render_as_string(hide_password=False)
 
 
+def test_a_table_of_the_catalogs_name_with_other_columns_is_none(
+    postgres_dsn: NewDatabase, tmp_home: Path
+) -> None:
+    dsn = postgres_dsn()
+    with psycopg.connect(dsn) as connection:
+        connection.execute("create table t (id int primary key)")
+        connection.execute("create table iceberg_tables (id int, catalog_name int)")
+    config = _config(dsn)
+    assert {f.code for f in review(config) if f.severity == "error"} == set()
+    assert catalog_place.catalog_schema(config) == config.state.schema_
+
+
 def test_a_trial_leaves_nothing(postgres_dsn: NewDatabase, tmp_home: Path) -> None:
     dsn = postgres_dsn()
     with psycopg.connect(dsn) as connection:
