@@ -18,14 +18,12 @@ from pathlib import Path
 import psycopg
 
 from cdc_assets.config.addresses import source_dsn
-from cdc_assets.config.collisions import COPY_NAME
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
 from cdc_assets.process.home import home, private_folder, write_private
-from cdc_assets.readiness.source.left import of_patterns, replicable
+from cdc_assets.readiness.source.left import lake_names, of_patterns, replicable
 
 _log = logging.getLogger(__name__)
 
@@ -63,41 +61,19 @@ def discovered(config: SourceConfig, *, ask: bool = True, keep: bool = False) ->
 
 def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
     """``config`` with those of the tables, but for such that the lake couldn't tell apart."""
-    named = {config.lake_name(table.id).lower() for table in config.tables}
-    if config.namespace == "health":  # where the source has an asset of its own
-        named.add(config.name)
-    found, added, alone = set[str](), list[TableConfig](), _of_one_schema(config)
-    names = named | {table.name.lower() for table in there}
-    for table, entry in of_patterns(config, there).items():
-        name = table.name
-        if not alone or f"{config.lake.prefix}{name}".lower() in named:
-            name = f"{table.schema}_{name}"
-        name = config.lake.called(name)
-        if not config.lake.catalog.takes(name):
-            _log.warning(
-                "%s: %s is left out: Glue takes no such name; give it another one, with as:",
-                *(config.name, table),
-            )
-            continue
-        if name.lower() in named | found:
-            _log.warning(
-                "%s: %s is left out: another table has its name in the lake; name it, with as:",
-                *(config.name, table),
-            )
-            continue
-        if (copy := COPY_NAME.match(name)) and copy[1].lower() in names:
-            _log.warning(
-                "%s: %s is left out: a copy of %s may have its name in the lake; name it, with as:",
-                *(config.name, table, copy[1]),
-            )
-            continue
-        found.add(name.lower())
-        known = {"name": str(table), "as_": name, "found": True}
-        added.append(entry.model_copy(update=known))
+    stood = of_patterns(config, there)
+    called, unnamed = lake_names(config, stood, there)
+    for table, why in unnamed.items():
+        _log.warning("%s: %s is left out: %s, with as:", config.name, table, why)
+    added = [
+        stood[table].model_copy(update={"name": str(table), "as_": name, "found": True})
+        for table, name in called.items()
+    ]
     if not config.tables and not added:
-        if unnamed := [*of_patterns(config, there)]:
+        if unnamed:
             raise ConfigurationError(
-                f"tables: the lake takes the name of no table that is found, such as {unnamed[0]}.",
+                "tables: the lake takes the name of no table that is found, such as"
+                f" {next(iter(unnamed))}.",
                 "Name each of them in tables:, and give it another name there, with as:.",
             )
         listed = ", ".join(entry.name for entry in config.patterns)
@@ -106,12 +82,6 @@ def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
             "Correct the pattern, or exclude:.",
         )
     return config.model_copy(update={"tables": (*config.tables, *added)})
-
-
-def _of_one_schema(config: SourceConfig) -> bool:
-    """Whether all tables that may ever be found are."""
-    found = {table.pattern.only_schema for table in config.patterns if table.pattern is not None}
-    return len(found) == 1 and None not in found
 
 
 def _there(config: SourceConfig) -> list[TableId]:

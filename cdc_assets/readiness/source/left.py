@@ -6,10 +6,11 @@ source and in staging. That may be on purpose, so nothing is removed, only repor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from psycopg import sql
 
+from cdc_assets.config.collisions import COPY_NAME
 from cdc_assets.config.patterns import TablePattern, matching
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
@@ -71,7 +72,7 @@ def replicable(connection: Connection, config: SourceConfig) -> list[TableId]:
 
 def of_patterns(config: SourceConfig, there: Sequence[TableId]) -> dict[TableId, TableConfig]:
     """The tables that patterns of ``config`` stand for, with the settings of the first such one."""
-    named = {table.id for table in config.tables}
+    named = {table.id for table in config.tables if not table.found}
     without = {*matching(map(TablePattern.parse, config.exclude), there)[0]}
     if config.backfills.signals is not None:
         without.add(TableId.parse(config.backfills.signals))
@@ -86,8 +87,44 @@ def of_patterns(config: SourceConfig, there: Sequence[TableId]) -> dict[TableId,
     return found
 
 
+def lake_names(
+    config: SourceConfig, stood: Mapping[TableId, TableConfig], there: Sequence[TableId]
+) -> tuple[dict[TableId, str], dict[TableId, str]]:
+    """What each table of ``stood`` is called in the lake; and why one isn't taken there, if so.
+
+    ``stood`` is of :func:`of_patterns`, ``there`` all tables of the source.
+    """
+    named = {config.lake_name(table.id).lower() for table in config.tables if not table.found}
+    if config.namespace == "health":  # where the source has an asset of its own
+        named.add(config.name)
+    called, unnamed = dict[TableId, str](), dict[TableId, str]()
+    found, alone = set[str](), _of_one_schema(config)
+    names = named | {table.name.lower() for table in there}
+    for table in stood:
+        name = table.name
+        if not alone or f"{config.lake.prefix}{name}".lower() in named:
+            name = f"{table.schema}_{name}"
+        name = config.lake.called(name)
+        if not config.lake.catalog.takes(name):
+            unnamed[table] = "Glue takes no such name; give it another one"
+        elif name.lower() in named | found:
+            unnamed[table] = "another table has its name in the lake; name it"
+        elif (copy := COPY_NAME.match(name)) and copy[1].lower() in names:
+            unnamed[table] = f"a copy of {copy[1]} may have its name in the lake; name it"
+        else:
+            found.add(name.lower())
+            called[table] = name
+    return called, unnamed
+
+
+def _of_one_schema(config: SourceConfig) -> bool:
+    """Whether all tables that may ever be found are."""
+    found = {table.pattern.only_schema for table in config.patterns if table.pattern is not None}
+    return len(found) == 1 and None not in found
+
+
 def new_findings(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
-    """Tables that a pattern stands for, but that weren't there when the source was loaded."""
+    """Tables that a pattern stands for, and that aren't replicated: new ones, and left out."""
     if not config.patterns:
         return
     known, there = {table.id for table in config.tables}, replicable(connection, config)
@@ -99,17 +136,28 @@ def new_findings(connection: Connection, config: SourceConfig) -> Iterator[Findi
             f"exclude: names tables that the source doesn't have: {', '.join(unknown[:LISTED])}.",
             "Correct their names, or take them out.",
         )
-    new = [table for table in of_patterns(config, there) if table not in known]
-    if new:
-        listed = ", ".join(map(str, new[:LISTED])) + (", …" if len(new) > LISTED else "")
+    stood = of_patterns(config, there)
+    called, unnamed = lake_names(config, stood, there)
+    if new := [table for table in called if table not in known]:
         yield Finding(
             "tables_new",
             "warning",
-            f"since the source was loaded there came tables that tables: stands for: {listed}.",
-            "Reload the code location, or start the command again; or name them in exclude:. One"
-            " whose name another one has in the lake, or that its catalog doesn't take, is left"
-            " out: name it in tables:, with as:.",
+            f"since the source was loaded there came tables that tables: stands for: {_some(new)}.",
+            "Reload the code location, or start the command again; or name them in exclude:.",
         )
+    if out := [table for table in unnamed if table not in known]:
+        yield Finding(
+            "tables_unnamed",
+            "warning",
+            f"tables that tables: stands for are left out, as the lake can't have them by the names"
+            f" that they have: {_some(out)}.",
+            "Another table has the name there (the lake ignores case), or may have it, or the"
+            " catalog doesn't take it: name each of them in tables:, with as:; or in exclude:.",
+        )
+
+
+def _some(tables: Sequence[TableId]) -> str:
+    return ", ".join(map(str, tables[:LISTED])) + (", …" if len(tables) > LISTED else "")
 
 
 def still_followed(

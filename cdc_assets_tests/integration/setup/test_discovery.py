@@ -116,6 +116,19 @@ def test_a_table_that_comes_is_told_and_taken_at_the_next_load(dsn: str, there: 
     assert "tables_new" not in told(discovered(config_of(dsn)))
 
 
+def test_a_table_without_a_name_in_the_lake_is_told_as_that(dsn: str, there: Source) -> None:
+    there.execute('create table "ORDERS" (id int primary key)')
+    config = discovered(config_of(dsn))
+    there.execute("create table late (id int primary key)")
+    told = {f.code: f for f in preflight(there, config, tables=())}
+    assert "ORDERS" not in told["tables_new"].message
+    assert 'public."ORDERS"' in told["tables_unnamed"].message
+    assert "public.late" not in told["tables_unnamed"].message
+    assert "with as:" in (told["tables_unnamed"].remedy or "")
+    named = discovered(config_of(dsn, "*", {"name": 'public."ORDERS"', "as": "upper"}))
+    assert "tables_unnamed" not in {f.code for f in preflight(there, named, tables=())}
+
+
 def test_a_table_that_was_dropped_is_given_up_by_a_command(dsn: str, there: Source) -> None:
     """It isn't in the configuration, from which a remedy could have it taken."""
     entries = ["orders", "public.*"]
