@@ -163,21 +163,21 @@ def _some(tables: Sequence[TableId]) -> str:
 def still_followed(
     connection: Connection, config: SourceConfig, rows: Iterable[TableRow]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The tables that the log has and the configuration hasn't, and that aren't parked.
+    """The tables that the log has and the configuration hasn't.
 
     First those that are published, whose changes are staged; then those that were dropped.
     """
     wanted = {table.id for table in config.tables}
-    left = [
-        row
-        for row in rows
-        if row.oid and row.table not in wanted and row.state != TableState.PARKED
-    ]
+    left = [row for row in rows if row.oid and row.table not in wanted]
     now = look_at_tables(connection, config.publication, left) if left else {}
     dropped = {table for table, found in now.items() if found.was_dropped}
     sent = {table for table, found in now.items() if found.published or found.published_as}
     return (
-        tuple(str(row.table) for row in left if row.table in sent - dropped),
+        tuple(
+            str(row.table)
+            for row in left
+            if row.table in sent - dropped and row.state != TableState.PARKED
+        ),
         tuple(str(row.table) for row in left if row.table in dropped),
     )
 
@@ -211,7 +211,18 @@ def left_findings(
             said = f"{row.table} is parked, whether or not the cause is mended: {row.reason}"
             yield Finding("table_parked", "warning", said, way_out)
         name = inserts if row.inserts_only else whole
-        if row.table in wanted or row.table not in published[name]:
+        if row.table in wanted:
+            continue
+        if row.table not in published[name]:
+            if row.oid and row.state == TableState.PARKED:
+                yield Finding(
+                    "table_left",
+                    "warning",
+                    f"{row.table} is parked and isn't in the configuration any more; what was"
+                    f" staged of it is kept. Why it was parked: {row.reason}",
+                    f"{command('drop-table', row.table)}; or put it back",
+                    str(row.table),
+                )
             continue
         if config.log is not None:  # the publication is the first source's, which needs it
             if row.oid:

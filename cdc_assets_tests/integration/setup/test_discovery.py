@@ -157,6 +157,30 @@ def test_a_table_that_was_dropped_is_given_up_by_a_command(dsn: str, there: Sour
         assert look(pipeline, sample=False).status.dropped == ()
 
 
+def test_a_table_that_was_parked_as_dropped_is_told_when_no_pattern_stands_for_it(
+    dsn: str, there: Source
+) -> None:
+    """The flusher sees it first; then the source is loaded again."""
+    before = discovered(config_of(dsn, snapshot={"mode": "never"}))
+    run(before, until=current_lsn(there))
+    there.execute("insert into customers values (1)")
+    run(before, until=current_lsn(there))
+    there.execute("drop table customers")
+    run(before, until=current_lsn(there))
+    after = discovered(config_of(dsn, snapshot={"mode": "never"}))
+    with Pipeline.open(after) as pipeline:
+        row = pipeline.store.table(TableId("public", "customers"))
+        assert row is not None and str(row.state) == "parked"
+        told = {f.table: f for f in preflight(there, after, pipeline.store, dsn)}
+        assert told["public.customers"].code == "table_left"
+        command = "cdc-assets drop-table public.customers"
+        assert told["public.customers"].remedy.startswith(command)
+        assert look(pipeline, sample=False).status.dropped == ("public.customers",)
+        drop_table(pipeline, TableId("public", "customers"))
+        assert look(pipeline, sample=False).status.dropped == ()
+        assert "public.customers" not in {f.table for f in preflight(there, after, pipeline.store)}
+
+
 def test_no_table_that_comes_or_goes_changes_the_name_of_another(
     dsn: str, there: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
