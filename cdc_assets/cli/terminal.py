@@ -39,6 +39,7 @@ _FINDINGS: Mapping[str, dict[str, Any]] = {
 _COLOURS = {"fail": "bold red", "warn": "yellow"}
 # Conditions by which tables are behind; nobody knows for how long they last when status asks.
 _CAUSES = ("flusher", "stream", "staging", "spark", "materializer")
+_CLAIMS = 20  # tables of a worker that are named
 _NOWHERE = "0/0"  # an LSN before the first one
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -243,9 +244,12 @@ def show_health(health: Health, *, wide: bool = False) -> None:
             say(remark)
     for worker in found.workers:
         heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
+        names = [*map(str, sorted(worker.claims))]
+        more = f" and {len(names) - _CLAIMS:,} more" if len(names) > _CLAIMS else ""
         say(
             f"worker {worker.process}, since {worker.started_at:%Y-%m-%d %H:%M:%S}: "
-            + (", ".join(map(str, sorted(worker.claims))) or "no table")
+            + (", ".join(names[:_CLAIMS]) or "no table")
+            + more
             + heard
         )
     for name, value in report.part_rows(health):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import uuid
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pytest
 
 from cdc_assets.cli import terminal
 from cdc_assets.log.sessions.flusher_status import FlusherStatus
+from cdc_assets.log.sessions.workers import KnownWorker
 from cdc_assets.observe.condition import Condition
 from cdc_assets.observe.report import Health, Problem
 from cdc_assets.observe.status import SourceStatus, TableStatus
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
 
 
 def behind(name: str, severity: Literal["warn", "fail"] = "warn") -> Problem:
@@ -108,6 +112,19 @@ def test_a_flusher_that_ended_is_as_far_behind_as_its_tables(
     said = lines(capsys, FlusherStatus("down", False, Lsn(0x400), 10.8, 137_872, 9.0, report))
     line = "  received nothing yet; 137,872 B and 10.8 s behind; staging was retried 1 time"
     assert f"{line} (told 9 s ago)" in said
+
+
+def test_of_a_workers_many_tables_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def line(count: int) -> str:
+        claims = {TableId("public", f"t{number:03}"): 1 for number in range(count)}
+        known = (uuid.UUID(int=1), "process 1", frozenset(claims), datetime(2026, 1, 1, tzinfo=UTC))
+        worker = KnownWorker(*known, 1.0, alive=True, claims=claims)
+        said = lines(capsys, FlusherStatus("down"), workers=(worker,))
+        return next(line for line in said if line.startswith("worker process 1"))
+
+    assert line(500).endswith("public.t018, public.t019 and 480 more")
+    assert line(20).endswith("public.t018, public.t019")
+    assert line(0).endswith(": no table")
 
 
 def test_a_dropped_source_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
