@@ -18,6 +18,7 @@ from difflib import get_close_matches
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_UNSHOWN = re.compile(rf"{_CONTROL.pattern}|[\n\t]")
 # Characters that have a meaning in CommonMark and its tables anywhere in a line.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 # Places where text becomes a link without any mark: an invisible character takes it apart.
@@ -76,7 +77,16 @@ def command(*words: object) -> str:
 
     Nothing follows it in its sentence that a shell would take for a part of it.
     """
-    return shlex.join(("cdc-assets", *map(str, words)))
+    return " ".join(("cdc-assets", *map(_word, words)))
+
+
+def _word(word: object) -> str:
+    """One that can't be shown as it is in the quotes that bash, ksh and zsh have for that."""
+    text = str(word)
+    if not _UNSHOWN.search(text):
+        return shlex.quote(text)
+    escaped = re.sub(r"([\\'])", r"\\\1", text)
+    return "$'" + _UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", escaped) + "'"
 
 
 def copy_anew(table: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -10,16 +11,33 @@ from hypothesis import strategies as st
 
 from cdc_assets.cli.main import cli
 from cdc_assets.cli.pasted import called_by, told
-from cdc_assets.messages.texts import command, copy_anew
+from cdc_assets.messages.texts import command, copy_anew, plain
 from cdc_assets.postgres.names import TableId
 
+SHOWN = st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp"))
+HIDDEN = [chr(i) for i in (*range(1, 32), *range(127, 160), 0x200E, 0x2028, 0x202E, 0x2069)]
 
-@given(st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1))
+
+@given(st.text(SHOWN, min_size=1))
 def test_a_shell_reads_the_name_of_any_table_as_it_is(name: str) -> None:
     table = TableId("public", name)
     words = shlex.split(command("resync", table))
     assert words == ["cdc-assets", "resync", str(table)]
     assert TableId.parse(words[2]) == table
+
+
+def test_a_name_that_no_terminal_shows_can_be_pasted() -> None:
+    names = [f"{end}a{hidden}'b\\n\"" for hidden in HIDDEN for end in ("", "\\", "'")]
+    words = [command("x", TableId("public", name)).removeprefix("cdc-assets x ") for name in names]
+    assert not [word for word in words if word != plain(word) or "\n" in word or "\t" in word]
+    told = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {' '.join(words)}"],
+        env={"LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        check=True,
+    )
+    read = told.stdout.decode().split("\0")[:-1]
+    assert [TableId.parse(word) for word in read] == [TableId("public", name) for name in names]
 
 
 def test_a_plain_name_has_no_quotes_and_nothing_after_it() -> None:
