@@ -3,12 +3,13 @@
 ``dagster dev`` with default settings replicates ``--tables`` tables; ``--busy`` of them are changed
 in the last phase, by pgbench, at ``--rate`` changes a second in all. This measures what the
 definitions cost, how long the first start takes until the stream flows and until all tables are
-copied, reported and checked, and then in a quiet phase and in a busy one: the processor time of
-every part as a share of one core, what Dagster's storage grows by (as if for a day, without skipped
-ticks, which stay for hours), how long the sensors' ticks take, how many runs there are, and
-how old the changes of some of the busy tables are when a reader sees them. What the runs over all
-tables cost that the schedules and the sensor of checks ask for is measured apart, each once; the
-schedules are set to hours at which nobody measures.
+copied, reported and checked. What the runs over all tables cost that the schedules and the sensor
+of checks ask for is measured apart, each once; the schedules are set to hours at which nobody
+measures. By then each table has told its first heartbeat, which come by fifty a minute. Then, in a
+quiet phase and in a busy one: the processor time of every part as a share of one core, what
+Dagster's storage grows by (as if for a day, without skipped ticks, which stay for hours), how long
+the sensors' ticks take, how many runs there are, and how old the changes of some of the busy tables
+are when a reader sees them.
 
 Prints progress on stderr and one JSON line on stdout.
 """
@@ -348,11 +349,13 @@ def main() -> None:
                 Reader(config, TableId("public", f"t{number}"))
                 for number in range(min(_WATCHED, options.busy))
             ]
-            quiet = _phase(server, options.seconds)
             rounds = {
                 work: _phase(server, 0.0, partial(launched, server, config.name, work), name=work)
                 for work in _ROUNDS
             }
+            settled = partial(_is_settled, server)
+            server.until("the end of the rounds", settled, _PATIENCE_SECONDS, _SETTLE_SECONDS)
+            quiet = _phase(server, options.seconds)
             for reader in readers:
                 watching.enter_context(looking(reader, _WATCH_SECONDS))
             begin = partial(_begin, postgres, dsn, options)
