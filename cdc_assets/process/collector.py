@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from threading import Lock
 
 _lock = Lock()
-# How many blocks are under way, in whatever threads; whether the first of them found it enabled.
-_blocks, _collects = 0, False
+# Of each block that is under way, in whatever threads: whether it was the one that disabled it.
+_blocks = list[bool]()
 
 
 @contextmanager
@@ -18,16 +18,12 @@ def uncollected() -> Iterator[None]:
 
     It would go through all of them again and again: a quarter of such work's time.
     """
-    global _blocks, _collects  # noqa: PLW0603 - the collector is the process's, too
     with _lock:
-        if not _blocks:
-            _collects = gc.isenabled()
-            gc.disable()
-        _blocks += 1
+        _blocks.append(not _blocks and gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
         with _lock:
-            _blocks -= 1
-            if not _blocks and _collects:
+            if _blocks.pop():  # the first one's comes last, whichever block ends last
                 gc.enable()

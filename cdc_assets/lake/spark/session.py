@@ -199,11 +199,8 @@ def unshuffled(session: SparkSession) -> Iterator[None]:
     if of.distribution is not None or of.iceberg < _PUTS_TOGETHER:
         yield
         return
-    try:
-        session.conf.set(_DISTRIBUTION, "none")
+    with _set(session, _DISTRIBUTION, "none", chosen=None):
         yield
-    finally:
-        session.conf.unset(_DISTRIBUTION)
 
 
 @contextmanager
@@ -214,14 +211,22 @@ def row_by_row(session: SparkSession) -> Iterator[None]:
     small merge costs the server.
     """
     chosen = _server_of(session).excluded
+    excluded = f"{chosen},{_WHOLE_FILES}" if chosen else _WHOLE_FILES
+    with _set(session, _EXCLUDED, excluded, chosen=chosen):
+        yield
+
+
+@contextmanager
+def _set(session: SparkSession, key: str, value: str, *, chosen: str | None) -> Iterator[None]:
+    """While it lasts, a setting has ``value``; then, what its user has ``chosen``, or none."""
     try:
-        session.conf.set(_EXCLUDED, f"{chosen},{_WHOLE_FILES}" if chosen else _WHOLE_FILES)
+        session.conf.set(key, value)
         yield
     finally:
         if chosen is None:
-            session.conf.unset(_EXCLUDED)
+            session.conf.unset(key)
         else:
-            session.conf.set(_EXCLUDED, chosen)
+            session.conf.set(key, chosen)
 
 
 def _iceberg(session: SparkSession) -> tuple[int, ...]:

@@ -14,8 +14,11 @@ from cdc_assets.cli.pasted import called_by, told
 from cdc_assets.messages.texts import command, copy_anew, plain
 from cdc_assets.postgres.names import TableId
 
-SHOWN = st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp"))
-HIDDEN = [chr(i) for i in (*range(1, 32), *range(127, 160), 0x200E, 0x2028, 0x202E, 0x2069)]
+HIDDEN = [
+    *map(chr, (*range(1, 32), *range(127, 160), 0x61C, 0x200E, 0x200F)),
+    *map(chr, (*range(0x2028, 0x202F), *range(0x2066, 0x206A))),
+]
+SHOWN = st.characters(exclude_characters=["\0", *HIDDEN], codec="utf-8")
 
 
 @given(st.text(SHOWN, min_size=1))
