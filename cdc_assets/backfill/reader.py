@@ -30,7 +30,7 @@ from cdc_assets.pins.reader import OpenTransaction, snapshot_reader
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import NO_FILE, check_oid, heaps
-from cdc_assets.postgres.copy_out.values import TEXT
+from cdc_assets.postgres.copy_out.kinds import TEXT
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.lsn import Lsn

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
@@ -18,9 +19,11 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc_assets.masks import Mask
-from cdc_assets.postgres.copy_out.session import Session, open_session
-from cdc_assets.postgres.copy_out.values import TEXT, Kind
+from cdc_assets.postgres.copy_out.kinds import TEXT, Kind
 from cdc_assets.postgres.session.connect import NO_NEW_TIMEOUTS
+
+if TYPE_CHECKING:
+    from cdc_assets.postgres.copy_out.session import Session
 
 Read = Callable[[str, Sequence[Kind]], Iterator[pa.RecordBatch]]
 """Runs a SELECT, whose columns are of these kinds, in the open transaction; yields its batches."""
@@ -29,6 +32,8 @@ Read = Callable[[str, Sequence[Kind]], Iterator[pa.RecordBatch]]
 @contextmanager
 def snapshot_reader(uri: str) -> Iterator[OpenTransaction]:
     """Yields a function that opens a transaction under a snapshot; it connects if it has to."""
+    from cdc_assets.postgres.copy_out.session import open_session  # its loops are compiled
+
     opened: list[Session] = []
 
     def open_transaction(snapshot_name: str | None) -> _Transaction:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc_assets.postgres.catalog import Column
-from cdc_assets.postgres.copy_out.values import MAX_DIGITS
+from cdc_assets.postgres.copy_out.kinds import MAX_DIGITS
 
 Policy = Literal["null", "clamp", "fail"]
 

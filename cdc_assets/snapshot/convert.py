@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_assets.masks import Mask
-from cdc_assets.postgres.copy_out.values import Kind
+from cdc_assets.postgres.copy_out.kinds import Kind
 from cdc_assets.postgres.types import arrow_type
 
-# Values that :func:`repeats` looks at, and the most of them that may differ.
-SAMPLE, _FEW = 10_000, 0.1
+# Values that :func:`repeats` looks at; and which part of their second half may be new values.
+SAMPLE, _NEW = 10_000, 0.1
 # Postgres's numeric values that no decimal holds.
 _SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
 
@@ -69,13 +69,15 @@ def _id(number: int) -> dict[str, str]:
 def repeats(values: pa.Array) -> bool:
     """Whether few values, as far as the first of them tell, make up the whole.
 
-    Each of them is then cheaper to convert and to write once, in a dictionary; where most values
-    differ, a dictionary is built in vain.
+    Each of them is then cheaper to convert and to write once, in a dictionary; where new ones keep
+    coming, a dictionary is built in vain.
     """
     sample = values[:SAMPLE]
     if pa.types.is_list(sample.type):
         sample = sample.flatten()
-    return bool(pc.count_distinct(sample).as_py() <= _FEW * len(sample))
+    half = len(sample) // 2
+    new = pc.count_distinct(sample).as_py() - pc.count_distinct(sample[:half]).as_py()
+    return bool(new <= _NEW * (len(sample) - half))
 
 
 def convert(batch: pa.RecordBatch, fields: list[LakeField], schema: pa.Schema) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from cdc_assets.log.copies.claims import Claimed, ClaimScope
 from cdc_assets.pins.reader import OpenTransaction, Read
-from cdc_assets.postgres.copy_out.values import INT8, SQL_TYPES, TEXT, Kind
+from cdc_assets.postgres.copy_out.kinds import INT8, SQL_TYPES, TEXT, Kind
 from cdc_assets.postgres.names import TableId
 from cdc_assets.snapshot.convert import LakeField
 

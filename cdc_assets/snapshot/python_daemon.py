@@ -26,6 +26,7 @@ if __name__ == "__main__":
     import pyarrow.parquet  # noqa: F401
     from pyspark import daemon
 
+    import cdc_assets.postgres.copy_out.session
     import cdc_assets.snapshot.worker  # noqa: F401
 
     # A worker collects garbage after each task: skipping what was imported saves another 0.15 s.

@@ -25,7 +25,7 @@ from cdc_assets.errors import first_line
 from cdc_assets.log.copies.claims import Claimed, Claims, Written
 from cdc_assets.pins.reader import OpenTransaction, Read, snapshot_reader
 from cdc_assets.postgres.catalog import NO_FILE
-from cdc_assets.postgres.copy_out.values import INT8, TEXT
+from cdc_assets.postgres.copy_out.kinds import INT8, TEXT
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.horizon import FLUSH
 from cdc_assets.postgres.names import TableId, quoted

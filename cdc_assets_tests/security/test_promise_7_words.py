@@ -27,8 +27,8 @@ from cdc_assets.errors import CdcError, first_line
 from cdc_assets.flusher.standstill import Stuck
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.messages.foreign_words import masked, of_server
+from cdc_assets.postgres.copy_out.kinds import TEXT
 from cdc_assets.postgres.copy_out.session import DirectSession, open_session
-from cdc_assets.postgres.copy_out.values import TEXT
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.process.traces import trace, traces_path
 from cdc_assets.readiness.foreign_errors import explained

@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 # none of its own.
 LAYERS = (
     ("messages",),
-    ("errors", "masks"),
+    ("compiled", "errors", "masks"),
     ("postgres", "process"),
     ("embedded",),
     ("config", "demo"),
@@ -174,7 +174,9 @@ def test_the_demo_is_needed_by_nothing_else(trees: Mapping[str, ast.Module]) -> 
     [
         ("flusher.flusher", {"pyspark"}, True),
         ("flusher.decoder_process.loop", {"pyspark", "pydantic", "psycopg", "yaml"}, False),
-        ("cli.main", {"pyspark", "pyiceberg"}, False),  # each command imports what it needs
+        ("cli.main", {"pyspark", "pyiceberg", "numba"}, False),  # a command imports what it needs
+        ("components", {"numba"}, False),
+        ("snapshot.coordinator", {"numba"}, False),
     ],
 )
 def test_a_program_takes_nothing_heavy_along(

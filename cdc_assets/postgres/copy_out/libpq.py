@@ -9,6 +9,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
+from cdc_assets.postgres.copy_out.kinds import Kind
 from cdc_assets.postgres.copy_out.tuples import (
     BATCH_BYTES,
     HEADER,
@@ -16,7 +17,8 @@ from cdc_assets.postgres.copy_out.tuples import (
     TRAILER,
     broken,
 )
-from cdc_assets.postgres.copy_out.values import Kind, batch_of
+from cdc_assets.postgres.copy_out.values import batch_of
+from cdc_assets.postgres.session.messages import COPY_DATA, PREFIX
 
 
 class LibpqSession:
@@ -65,7 +67,7 @@ class LibpqSession:
 
 
 def _joined(rows: Sequence[bytes], kinds: Sequence[Kind]) -> pa.RecordBatch:
-    end = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
-    begin = np.concatenate([np.zeros(1, np.int64), end[:-1]]) + 2
-    buffer = np.frombuffer(b"".join([*rows, bytes(SLACK_BYTES)]), np.uint8)
-    return batch_of(buffer, begin, end, kinds)
+    """The rows as a server's messages, read from one buffer."""
+    messages = [part for row in rows for part in (PREFIX.pack(COPY_DATA, 4 + len(row)), row)]
+    buffer = np.frombuffer(bytearray().join([*messages, bytes(SLACK_BYTES)]), np.uint8)
+    return batch_of(buffer, 0, len(rows), kinds)

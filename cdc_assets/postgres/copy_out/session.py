@@ -18,7 +18,9 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
+from cdc_assets.postgres.copy_out.kinds import Kind
 from cdc_assets.postgres.copy_out.libpq import LibpqSession
+from cdc_assets.postgres.copy_out.loops import rows_at
 from cdc_assets.postgres.copy_out.tuples import (
     BATCH_BYTES,
     HEADER,
@@ -26,10 +28,8 @@ from cdc_assets.postgres.copy_out.tuples import (
     SLACK_BYTES,
     TRAILER,
     broken,
-    rows_at,
 )
-from cdc_assets.postgres.copy_out.values import Kind, batch_of
-from cdc_assets.postgres.pgoutput import Ints
+from cdc_assets.postgres.copy_out.values import batch_of
 from cdc_assets.postgres.session.messages import COPY_DATA, LONGEST_BYTES, PREFIX, server_error
 from cdc_assets.postgres.session.wires import Wire, answered, wire_of
 
@@ -130,27 +130,28 @@ class DirectSession:
     def read(self, query: str, kinds: Sequence[Kind]) -> Iterator[pa.RecordBatch]:
         try:
             self._send(f"copy ({query}) to stdout (format binary)")
-            for begin, end in self._rows(len(kinds)):
-                yield batch_of(self._buffer, begin, end, kinds)
+            for begin, rows in self._rows(len(kinds)):
+                yield batch_of(self._buffer, begin, rows, kinds)
         finally:
             self._close_unless_answered()
 
-    def _rows(self, fields: int) -> Iterator[tuple[Ints, Ints]]:
-        """Where the fields of rows in the buffer begin and end, batch by batch, to the end."""
+    def _rows(self, fields: int) -> Iterator[tuple[int, int]]:
+        """Where rows begin in the buffer that lie back to back, and how many, to the end."""
         failed: psycopg.Error | None = None
         at_end = False
         while not self._answered:
-            found = list[tuple[Ints, Ints]]()
             while (message := self._whole()) is not None:
-                begin, end = rows_at(self._buffer, self._at, self._filled, fields)
-                if len(begin) and not at_end:
-                    found.append((begin, end))
-                    self._at = int(end[-1])
+                begin = self._at
+                rows, behind = rows_at(self._buffer, begin, self._filled, fields)
+                if rows and not at_end:
+                    self._at = behind
+                    yield begin, rows
                     continue
                 kind, first, self._at = message
                 if kind == COPY_DATA and not at_end:
                     at_end = self._is_trailer(first, self._at)
-                    found += [] if at_end else self._odd_row(first, self._at, fields)
+                    if not at_end:
+                        self._at = self._row_behind_header(first, self._at, fields)
                 elif kind == _ERROR:
                     failed = server_error(self._bytes(first, self._at))
                 elif kind == _READY and (at_end or failed is not None):
@@ -158,24 +159,25 @@ class DirectSession:
                     break
                 elif kind not in (_COPY_OUT, _COPY_DONE, _COMPLETE) and kind not in _ASIDE:
                     raise self._astray(kind)
-            if found:
-                yield (
-                    np.concatenate([begin for begin, _ in found]),
-                    np.concatenate([end for _, end in found]),
-                )
             if not self._answered:
                 self._fill(failed)
         if failed is not None:
             raise failed
 
-    def _odd_row(self, first: int, end: int, fields: int) -> list[tuple[Ints, Ints]]:
-        """The row in a message that :func:`rows_at` doesn't find; the first has the header."""
-        first = self._behind_header(first, end)
-        if first == end:
-            return []
-        if self._bytes(first, min(end, first + 2)) != fields.to_bytes(2):
+    def _row_behind_header(self, first: int, end: int, fields: int) -> int:
+        """Where the row that shares its message with the header begins, as a message of its own.
+
+        That message is written over the header's end.
+        """
+        row = self._behind_header(first, end)
+        if row == first:
             raise broken(f"a row has another number of fields than {fields}")
-        return [(np.array([first + 2], np.int64), np.array([end], np.int64))]
+        if row > end:
+            raise broken("its header is torn")
+        if row < end:
+            PREFIX.pack_into(self._buffer.data, row - PREFIX.size, COPY_DATA, 4 + end - row)
+            return row - PREFIX.size
+        return end
 
     def _behind_header(self, first: int, end: int) -> int:
         body = self._bytes(first, min(end, first + HEADER.size))

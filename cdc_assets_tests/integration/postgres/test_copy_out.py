@@ -11,9 +11,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from cdc_assets.postgres.copy_out.kinds import INT8, TEXT, Kind
 from cdc_assets.postgres.copy_out.libpq import LibpqSession
 from cdc_assets.postgres.copy_out.session import DirectSession, Session, open_session
-from cdc_assets.postgres.copy_out.values import INT8, TEXT, Kind
 from cdc_assets.postgres.session.wires import TlsWire
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.waiting import wait_for

@@ -141,7 +141,9 @@ def test_values_of_every_type_can_repeat(lake: str) -> None:
         ([[n] for n in range(50)], False),
         (list(range(50)), False),
         ([n % 10 for n in range(100)], True),
-        ([n % 11 for n in range(100)], False),
+        ([n % 11 for n in range(100)], True),
+        ([n % 60 for n in range(100)], False),
+        ([n // 8 for n in range(100)], False),
     ],
 )
 def test_repeats(values: list[object], few: bool) -> None:

@@ -1,0 +1,143 @@
+"""Rows of COPY that no server would send: an error, and nothing is read where nothing is."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_assets.postgres.copy_out import loops, tuples, values
+from cdc_assets.postgres.copy_out import session as session_module
+from cdc_assets.postgres.copy_out.kinds import Kind
+from cdc_assets_tests.support.copy_out import (
+    BEGUN,
+    DONE,
+    HEADER,
+    TRAILER,
+    Rows,
+    field,
+    message,
+    read,
+    stream_of,
+    tables,
+)
+
+# Lengths of fields, and what takes a loop astray.
+_LENGTHS = st.integers(-3, 40).map(lambda n: n.to_bytes(4, signed=True)) | st.sampled_from(
+    [b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\1\0"]
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_batches() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_module, "BATCH_BYTES", 256)
+        yield
+
+
+@given(table=tables(), data=st.data())
+def test_damaged_bytes_are_an_error_or_other_values(
+    table: tuple[list[Kind], Rows], data: st.DataObject
+) -> None:
+    kinds, rows = table
+    stream = bytearray(stream_of(kinds, rows))
+    for place in data.draw(st.lists(st.integers(0, len(stream) - 1), min_size=1, max_size=4)):
+        stream[place] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(stream)) | st.just(len(stream)))
+    with suppress(psycopg.Error, UnicodeDecodeError):
+        read(bytes(stream[:cut]), kinds)
+
+
+@given(table=tables(), data=st.data())
+def test_no_loop_reads_outside_of_what_has_arrived(
+    table: tuple[list[Kind], Rows], data: st.DataObject
+) -> None:
+    kinds, rows = table
+    stream = bytearray(stream_of(kinds, rows))
+    for place in data.draw(st.lists(st.integers(0, len(stream) - 4), max_size=8)):
+        stream[place : place + 4] = data.draw(_LENGTHS)
+    with _watching(), suppress(psycopg.Error, UnicodeDecodeError):
+        found = read(bytes(stream), kinds)
+        if stream == stream_of(kinds, rows):
+            assert repr(found) == repr(rows)
+
+
+_HUGE = (2**30).to_bytes(4)
+_ARRAY = struct.pack(">iiIii", 1, 0, 25, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fields"),
+    [
+        pytest.param(["text", "text"], _HUGE + b"a" + field("text", "b"), id="a field"),
+        pytest.param(["text"], field("text", "a") + b"b", id="a byte behind the last field"),
+        pytest.param(["text", "text"], field("text", "abc"), id="no second field"),
+        pytest.param(
+            ["text[]"],
+            field("bytea", _ARRAY + _HUGE + b"a" + field("text", "b")),
+            id="an element",
+        ),
+        pytest.param(
+            ["text[]"],
+            field("bytea", _ARRAY + 2 * field("text", "a") + b"b"),
+            id="a byte behind the last element",
+        ),
+        pytest.param(["text[]"], field("bytea", _ARRAY[:8]), id="half an array"),
+    ],
+)
+def test_a_length_that_is_wrong_is_refused_before_anything_is_read_by_it(
+    kinds: list[str], fields: bytes
+) -> None:
+    row = message(b"d", HEADER + len(kinds).to_bytes(2) + fields)
+    arrow = {"text": pa.string(), "text[]": pa.list_(pa.string())}
+    for watch in (_watching, nullcontext):
+        with watch(), pytest.raises(psycopg.errors.ProtocolViolation, match=r"fill|bytes for"):
+            read(BEGUN + row + TRAILER + DONE, [Kind(kind, arrow[kind]) for kind in kinds])
+
+
+@contextmanager
+def _watching() -> Iterator[None]:
+    """While it lasts, Python runs the loops, and each index is looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loops, "copy_bytes", _copy_bytes)
+        for module, names in (
+            (session_module, ["rows_at"]),
+            (tuples, ["fields_at", "elements_at"]),
+            (values, ["decimals", "texts", "integers"]),
+        ):
+            for name in names:
+                patch.setattr(module, name, _watched(getattr(loops, name).py_func))
+        yield
+
+
+class _Watched:
+    """A buffer that is read within its bounds."""
+
+    def __init__(self, buffer: Any, end: int) -> None:
+        self._buffer, self._end = buffer, end
+
+    def __getitem__(self, at: int) -> int:
+        assert 0 <= at < self._end
+        return int(self._buffer[at])
+
+
+def _watched(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """The loop as Python runs it, with a buffer that looks at each index."""
+
+    def run(buffer: Any, *arguments: Any) -> Any:
+        end = arguments[1] if loop.__name__ == "rows_at" else len(buffer)
+        return loop(_Watched(buffer, end), *arguments)
+
+    return run
+
+
+def _copy_bytes(target: Any, to: int, source: Any, begin: int, count: int) -> None:
+    assert 0 <= to <= to + count <= len(target)
+    target[to : to + count] = [source[n] for n in range(begin, begin + count)]
