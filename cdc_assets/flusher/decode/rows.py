@@ -34,12 +34,12 @@ import pyarrow.compute as pc
 
 from cdc_assets.flusher.decode.changes import Changes
 from cdc_assets.flusher.decode.json_text import ABSENT, NULL, TEXT, Member, escape, objects
+from cdc_assets.flusher.decode.ranges import ranges
 from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.flusher.decode.tuples import fill, read
 from cdc_assets.log.staged.files import STAGED_SCHEMA
 from cdc_assets.masks import Mask as ValueMask
 from cdc_assets.postgres import pgoutput
-from cdc_assets.postgres.copy_out.ranges import ranges
 from cdc_assets.postgres.pgoutput import (
     DELETE,
     INSERT,

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from cdc_assets.flusher.decode import rows as staged_rows
 from cdc_assets.flusher.decode.changes import Changes
 from cdc_assets.flusher.decode.json_text import parts_of
+from cdc_assets.flusher.decode.ranges import ranges
 from cdc_assets.postgres import pgoutput
-from cdc_assets.postgres.copy_out.ranges import ranges
 from cdc_assets.postgres.pgoutput import (
     BEGIN,
     COMMIT,
