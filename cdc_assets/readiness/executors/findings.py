@@ -37,7 +37,7 @@ from cdc_assets.readiness.executors.probe import ANSWER_SCHEMA, Reach, reach_of
 from cdc_assets.readiness.flushing import refuse
 
 # What tasks and this process hand each other, or make of the same values: it has to be the same.
-PACKAGES = ("cdc-assets", "pyspark", "pyarrow", "numpy", "psycopg", "pyiceberg")
+PACKAGES = ("cdc-assets", "pyspark", "pyarrow", "numpy", "numba", "psycopg", "pyiceberg")
 # Clocks of executors sign requests, which object stores refuse after 15 minutes.
 SKEW_SECONDS = 5.0
 _WAIT_SECONDS = 0.5
