@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numba.core import caching
@@ -22,9 +24,11 @@ def _sum(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
 
 
 def test_a_loop_is_compiled_though_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = compiled("int64(int64[::1])")(_sum)
+    kept: Any = compiled("int64(int64[::1])")(_sum)
+    assert kept.stats.cache_path
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
-    alone = compiled("int64(int64[::1])")(_sum)
+    alone: Any = compiled("int64(int64[::1])")(_sum)
+    assert not alone.stats.cache_path
     for loop in (kept, alone):
         assert loop is not _sum
         assert loop(np.arange(5)) == 20

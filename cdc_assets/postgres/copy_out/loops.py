@@ -15,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc_assets.compiled import compiled, copy_bytes, part
-from cdc_assets.postgres.copy_out.kinds import MAX_DIGITS
 from cdc_assets.postgres.pgoutput import Bytes, Ints
-from cdc_assets.postgres.session.messages import COPY_DATA
+
+# As in ``session.messages`` and ``kinds``, but of this file: a loop that was compiled before isn't
+# compiled again when another file changes.
+COPY_DATA = ord("d")
+MAX_DIGITS = 18
 
 Sizes = npt.NDArray[np.int32]
 
@@ -25,7 +28,7 @@ Sizes = npt.NDArray[np.int32]
 _HEAD_BYTES, _LENGTH_BYTES = 7, 4
 # Number of groups of four digits, weight of the first, sign, digits behind the point; the groups.
 _NUMERIC_HEAD_BYTES, _GROUP_BYTES = 8, 2
-_POSITIVE, _NEGATIVE, _SPECIAL_FROM = 0, 0x4000, 0x8000
+_POSITIVE, _NEGATIVE, _NAN, _INFINITY, _NEGATIVE_INFINITY = 0, 0x4000, 0xC000, 0xD000, 0xF000
 _POWERS = 10 ** np.arange(MAX_DIGITS + 1, dtype=np.int64)
 
 SPECIALS, TOO_LONG, UNEVEN = 1, 2, 3
@@ -133,10 +136,10 @@ def decimals(buffer: Bytes, at: Ints, size: Sizes, precision: int, scale: int, w
             return UNEVEN
         weight = (_uint16(buffer, head + 2) ^ 2**15) - 2**15
         sign = _uint16(buffer, head + 4)
-        if sign >= _SPECIAL_FROM:
+        if sign in (_NAN, _INFINITY, _NEGATIVE_INFINITY):
             found = SPECIALS
             continue
-        if _uint16(buffer, head + 6) > scale:
+        if sign not in (_POSITIVE, _NEGATIVE) or _uint16(buffer, head + 6) > scale:
             return TOO_LONG
         units, power = 0, 4 * weight + scale
         for group in range(groups):
@@ -147,15 +150,16 @@ def decimals(buffer: Bytes, at: Ints, size: Sizes, precision: int, scale: int, w
                 return TOO_LONG  # and no product that has more than 64 bits
             if power >= 0:
                 units += digits * _POWERS[power]
-            elif power > -4:  # what is behind the point is zero: there are so many digits at most
-                units += digits // _POWERS[-power]
+            else:  # what is behind the last digit of the scale is zero
+                behind = _POWERS[min(-power, 4)]
+                if digits % behind:
+                    return TOO_LONG
+                units += digits // behind
             if units >= limit:
                 return TOO_LONG
             power -= 4
         if sign == _NEGATIVE:
             units = -units
-        elif sign != _POSITIVE:
-            return TOO_LONG
         words[row, 0], words[row, 1] = units, units >> 63
     return found
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from cdc_assets.postgres.copy_out import loops, tuples, values
 from cdc_assets.postgres.copy_out import session as session_module
-from cdc_assets.postgres.copy_out.kinds import Kind
+from cdc_assets.postgres.copy_out.kinds import MAX_DIGITS, Kind
+from cdc_assets.postgres.session.messages import COPY_DATA
 from cdc_assets_tests.support.copy_out import (
     BEGUN,
     DONE,
@@ -69,37 +70,94 @@ def test_no_loop_reads_outside_of_what_has_arrived(
             assert repr(found) == repr(rows)
 
 
-_HUGE = (2**30).to_bytes(4)
+_HUGE, _LESS_THAN_NULL = (2**30).to_bytes(4), b"\xff\xff\xff\xfe"
 _ARRAY = struct.pack(">iiIii", 1, 0, 25, 2, 1)
+_TYPES = {
+    "text": pa.string(),
+    "int4": pa.int32(),
+    "numeric": pa.decimal128(9, 2),
+    "text[]": pa.list_(pa.string()),
+    "int4[]": pa.list_(pa.int32()),
+}
+
+
+def _numeric(groups: int, weight: int, sign: int, scale: int, *digits: int) -> bytes:
+    body = struct.pack(f">HhHH{len(digits)}H", groups, weight, sign, scale, *digits)
+    return field("bytea", body)
+
+
+def _message(kinds: list[str], fields: bytes) -> bytes:
+    return message(b"d", HEADER + len(kinds).to_bytes(2) + fields)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "fields"),
+    ("kinds", "fields", "why"),
     [
-        pytest.param(["text", "text"], _HUGE + b"a" + field("text", "b"), id="a field"),
-        pytest.param(["text"], field("text", "a") + b"b", id="a byte behind the last field"),
-        pytest.param(["text", "text"], field("text", "abc"), id="no second field"),
-        pytest.param(
-            ["text[]"],
-            field("bytea", _ARRAY + _HUGE + b"a" + field("text", "b")),
-            id="an element",
-        ),
-        pytest.param(
-            ["text[]"],
-            field("bytea", _ARRAY + 2 * field("text", "a") + b"b"),
-            id="a byte behind the last element",
-        ),
-        pytest.param(["text[]"], field("bytea", _ARRAY[:8]), id="half an array"),
+        pytest.param(kinds.split(), fields, why, id=name)
+        for name, kinds, fields, why in [
+            ("a field", "text text", _HUGE + b"a" + field("text", "b"), "fill"),
+            ("a byte behind the last field", "text", field("text", "a") + b"b", "fill"),
+            ("no second field", "text text", field("text", "abc"), "fill"),
+            ("less than NULL", "text", _LESS_THAN_NULL, "less than no bytes"),
+            ("a wide integer", "int4", field("int8", 1), "has 8 bytes"),
+            (
+                *("an element", "text[]"),
+                *(field("bytea", _ARRAY + _HUGE + b"a" + field("text", "b")), "fill"),
+            ),
+            (
+                *("a byte behind the last element", "text[]"),
+                *(field("bytea", _ARRAY + 2 * field("text", "a") + b"b"), "fill"),
+            ),
+            (
+                *("an element less than NULL", "text[]"),
+                *(field("bytea", _ARRAY + 2 * _LESS_THAN_NULL), "less than no bytes"),
+            ),
+            (
+                *("a wide element", "int4[]"),
+                *(field("bytea", _ARRAY + 2 * field("int8", 1)), "has 8 bytes"),
+            ),
+            (
+                *("many elements", "text[]"),
+                *(field("bytea", struct.pack(">iiIii", 1, 0, 25, 2**31 - 1, 1)), "bytes for"),
+            ),
+            ("half an array", "text[]", field("bytea", _ARRAY[:8]), "bytes for"),
+            ("many groups", "numeric", _numeric(65_535, 0, 0, 0, 1), "fill"),
+            ("a numeric without a head", "numeric", field("bytea", b"\0\1"), "fill"),
+            ("a large numeric", "numeric", _numeric(1, 30_000, 0, 0, 1), "more digits"),
+            ("a small numeric", "numeric", _numeric(1, -30_000, 0, 0, 1), "more digits"),
+            ("digits behind the scale", "numeric", _numeric(1, -1, 0, 2, 123), "more digits"),
+            ("five digits", "numeric", _numeric(1, 0, 0, 0, 10_000), "more digits"),
+            ("no sign", "numeric", _numeric(1, 0, 1, 0, 1), "more digits"),
+            ("no special value", "numeric", _numeric(0, 0, 0xC500, 0), "more digits"),
+        ]
     ],
 )
 def test_a_length_that_is_wrong_is_refused_before_anything_is_read_by_it(
-    kinds: list[str], fields: bytes
+    kinds: list[str], fields: bytes, why: str
 ) -> None:
-    row = message(b"d", HEADER + len(kinds).to_bytes(2) + fields)
-    arrow = {"text": pa.string(), "text[]": pa.list_(pa.string())}
+    answer = BEGUN + _message(kinds, fields) + TRAILER + DONE
     for watch in (_watching, nullcontext):
-        with watch(), pytest.raises(psycopg.errors.ProtocolViolation, match=r"fill|bytes for"):
-            read(BEGUN + row + TRAILER + DONE, [Kind(kind, arrow[kind]) for kind in kinds])
+        with watch(), pytest.raises(psycopg.Error, match=why):
+            read(answer, [Kind(kind, _TYPES[kind]) for kind in kinds])
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        pytest.param(message(b"d", HEADER[:15]), id="half a header"),
+        pytest.param(message(b"d", HEADER[:-4] + _HUGE + b"\0\1"), id="a header's extension"),
+        pytest.param(message(b"d", HEADER) + message(b"d", b""), id="no row"),
+        pytest.param(message(b"d", HEADER) + message(b"d", b"\0"), id="half a row's head"),
+    ],
+)
+def test_a_message_that_is_torn_is_no_row(torn: bytes) -> None:
+    for watch in (_watching, nullcontext):
+        with watch(), pytest.raises(psycopg.errors.ProtocolViolation):
+            read(BEGUN + torn + TRAILER + DONE, [Kind("text", pa.string())])
+
+
+def test_the_loops_have_the_constants_of_others() -> None:
+    assert (loops.COPY_DATA, loops.MAX_DIGITS) == (COPY_DATA, MAX_DIGITS)
 
 
 @contextmanager
