@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cdc_assets.log.store import LogStore
     from cdc_assets.materializer.drain import Drained
     from cdc_assets.postgres.names import TableId
-    from cdc_assets.snapshot.table_copy import CopyProgress
+    from cdc_assets.snapshot.progress import CopyProgress
 
 TABLE_FORM = (
     "a list with an object a table: table; copied, with chunks_done, chunks_total, rows, bytes and"

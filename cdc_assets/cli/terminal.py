@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cdc_assets.observe.condition import Condition
     from cdc_assets.observe.report import Health, Problem
     from cdc_assets.setup.inventory import Listed
-    from cdc_assets.snapshot.table_copy import CopyProgress
+    from cdc_assets.snapshot.progress import CopyProgress
     from cdc_assets.verify.difference import Comparison
 
 # The severities in the order in which they are shown.

@@ -35,7 +35,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.traces import noted
 from cdc_assets.snapshot.coordinator import copy_tables
-from cdc_assets.snapshot.table_copy import CopyProgress
+from cdc_assets.snapshot.progress import CopyProgress
 
 logger = logging.getLogger(__name__)
 

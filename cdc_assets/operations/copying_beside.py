@@ -24,7 +24,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.process.backoff import Backoff
 from cdc_assets.process.helper_thread import HelperThread
 from cdc_assets.snapshot.coordinator import copy_tables
-from cdc_assets.snapshot.table_copy import CopyProgress
+from cdc_assets.snapshot.progress import CopyProgress
 
 logger = logging.getLogger(__name__)
 

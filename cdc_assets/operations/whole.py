@@ -26,7 +26,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
-from cdc_assets.snapshot.table_copy import CopyProgress
+from cdc_assets.snapshot.progress import CopyProgress
 from cdc_assets.verify.compare import verify
 from cdc_assets.verify.difference import Comparison
 

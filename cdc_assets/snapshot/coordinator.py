@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import CdcError, Fenced, SnapshotLost, TableProblem, first_line
 from cdc_assets.log.copies.chunks import ChunkProgress, await_another_pin, chunks, unread
+from cdc_assets.log.copies.looks import looks
 from cdc_assets.log.figures.work import Work, add, failures_counted
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
@@ -33,7 +34,8 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness.executors.clocks import refuse_clocks_apart
 from cdc_assets.readiness.executors.findings import refuse_unfit
 from cdc_assets.snapshot.planned import CopyTask
-from cdc_assets.snapshot.table_copy import CopyProgress, TableCopy
+from cdc_assets.snapshot.progress import CopyProgress
+from cdc_assets.snapshot.table_copy import TableCopy
 from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, copy_worker
 
 _LOOK_SECONDS = 0.5
@@ -161,7 +163,7 @@ class _Coordinator:
                     if job is not None and job.done():
                         self._judge(job.result())
                         job = None
-                    self._each(lambda copy: copy.step(at_once=job is None))  # noqa: B023
+                    self._step(at_once=job is None)
                     if job is None and (tasks := self._tasks()):
                         job = pool.submit(self._job, tasks)
                     if job is not None:
@@ -174,6 +176,15 @@ class _Coordinator:
                 self._end(job)
                 raise
         return self._failed
+
+    def _step(self, *, at_once: bool) -> None:
+        """Step those that something has happened to: of hundreds, few at a time."""
+        seen = looks(self._pipeline.store, [copy.table for copy in self._copies])
+        self._each(
+            lambda copy: (
+                not copy.rests(seen.get(copy.table), at_once=at_once) and copy.step(at_once=at_once)
+            )
+        )
 
     def _end(self, job: Future[list[tuple[str, str, str]]] | None) -> None:
         """The pool waits for its job, and so would the end of this process: for hours, perhaps."""

@@ -28,10 +28,19 @@ _REMOTE: dict[str, Any] = {"compression": "zstd", "compression_level": 1}
 
 
 class LakeFile:
-    """A Parquet file that is created with its first row; deleted if the block raises."""
+    """A Parquet file that is created with its first row; deleted if the block raises.
+
+    ``like``: an earlier file of these fields, whose first values count for this one, too.
+    """
 
     def __init__(
-        self, location: str, io: Mapping[str, str], epoch: int, fields: Sequence[LakeField]
+        self,
+        location: str,
+        io: Mapping[str, str],
+        epoch: int,
+        fields: Sequence[LakeField],
+        *,
+        like: LakeFile | None = None,
     ) -> None:
         self._location, self._io = location, io
         self._fields = list(fields)
@@ -40,6 +49,7 @@ class LakeFile:
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
+        self._few: list[str] | None = None if like is None else like._few
         self.path: str | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -59,14 +69,15 @@ class LakeFile:
 
     def _open(self, first: pa.Table) -> pq.ParquetWriter:
         """A writer for values like those of ``first``."""
-        leaves = zip(_leaves(self._schema), first[:SAMPLE].columns, strict=True)
-        few = [leaf for leaf, values in leaves if repeats(values.combine_chunks())]
+        if self._few is None:
+            leaves = zip(_leaves(self._schema), first[:SAMPLE].columns, strict=True)
+            self._few = [leaf for leaf, values in leaves if repeats(values.combine_chunks())]
         self.path = self._name
         self._stream = self._create()
         return pq.ParquetWriter(
             self._stream,
             self._schema,
-            use_dictionary=few,
+            use_dictionary=self._few,
             store_decimal_as_integer=True,  # as the specification has it
             **_REMOTE if _local(self._name) is None else _LOCAL,
         )

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 import psycopg
@@ -36,6 +36,7 @@ from cdc_assets.log.copies.chunks import (
     void_copy,
 )
 from cdc_assets.log.copies.claims import ClaimScope
+from cdc_assets.log.copies.looks import CopyLook
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.states import TableState
@@ -44,7 +45,6 @@ from cdc_assets.messages.texts import command
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps
-from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import conninfo, uri
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.postgres.types import select_expression
@@ -53,6 +53,7 @@ from cdc_assets.readiness.source.planning import refuse_unplannable
 from cdc_assets.snapshot.landing import Landing
 from cdc_assets.snapshot.numbers import numbers_there, publication_there
 from cdc_assets.snapshot.planned import CopyTask
+from cdc_assets.snapshot.progress import CopyProgress
 
 logger = logging.getLogger(__name__)
 
@@ -63,32 +64,6 @@ CLAIM_CHUNKS = 8
 COMMIT_SECONDS = 5.0
 # How long the log may take to show that a table was truncated.
 _LOG_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class CopyProgress:
-    """Progress of a table's copy; ``landed``: the chunks that landed since the last report."""
-
-    table: TableId
-    landed: tuple[ChunkProgress, ...]
-    chunks_done: int
-    chunks_total: int
-    rows: int
-    bytes: int
-    seconds: float
-
-    @property
-    def sentence(self) -> str:
-        """For a run's log: percent, rate and the time that remains."""
-        rate = self.rows / self.seconds if self.seconds else 0.0
-        left = self.chunks_total - self.chunks_done
-        done_here = max(1, self.chunks_done)
-        return (
-            f"{self.table}: {self.chunks_done}/{self.chunks_total} chunks"
-            f" ({100 * self.chunks_done / max(1, self.chunks_total):.0f} %), {self.rows:,} rows,"
-            f" {self.bytes / 1e6:,.1f} MB, {rate:,.0f} rows/s,"
-            f" about {self.seconds / done_here * left:,.0f} s left"
-        )
 
 
 class TableCopy:
@@ -132,6 +107,19 @@ class TableCopy:
 
     def claimable(self) -> bool:
         return claimable(self._store, self._row, self._only) > 0
+
+    def rests(self, look: CopyLook | None, *, at_once: bool) -> bool:
+        """Whether :meth:`step` would find nothing to do, by a look at many tables together."""
+        if look is None or self._only is not None:
+            return False
+        if not (self._here or look.claimed or look.written):
+            self._began = time.monotonic()  # its turn hasn't come
+        unread = look.planned + look.claimed
+        due = at_once or not unread or time.monotonic() - self._committed_at >= COMMIT_SECONDS
+        goes_on = (look.epoch, look.pin) == (self._row.epoch, self.pin) and (
+            look.state == TableState.COPYING
+        )
+        return goes_on and bool(unread or look.written) and not (look.written and due)
 
     def step(self, *, at_once: bool) -> bool:
         """Land written chunks, if it is time; True once the copy is over or the wanted ones landed.

@@ -85,10 +85,11 @@ def copy_worker(
 
 
 def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) -> tuple[str, str]:
-    pace = Pace(task.hold_at_most)
+    pace, file = Pace(task.hold_at_most), None
     try:
         while chunks := claims.take():
-            with LakeFile(task.location, dict(task.io), task.scope.epoch, task.fields) as file:
+            location, io, epoch = task.location, dict(task.io), task.scope.epoch
+            with LakeFile(location, io, epoch, task.fields, like=file) as file:
                 if task.snapshot_name is not None:
                     with as_planned(task, chunks, open_transaction) as (run, heaps):
                         written = [

@@ -45,7 +45,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.waits import locked
 from cdc_assets.readiness.foreign_errors import explained, is_lost
 from cdc_assets.snapshot.coordinator import copy_table, copy_tables
-from cdc_assets.snapshot.table_copy import CopyProgress
+from cdc_assets.snapshot.progress import CopyProgress
 
 # Of several tables at once, a line in the run's log.
 _SAY_SECONDS = 5.0

@@ -84,7 +84,7 @@ def _fixed(fields: Fields, sent: str) -> pa.Array:
         values += _POSTGRES_EPOCH_DAYS
     elif sent == "timestamp":
         values += POSTGRES_EPOCH_MICROSECONDS
-    native = values.astype(f"i{layout.itemsize}").view(layout.newbyteorder("="))
+    native = values.astype(f"i{layout.itemsize}", copy=False).view(layout.newbyteorder("="))
     kind = {"date": pa.date32(), "timestamp": pa.timestamp("us")}.get(sent)
     kind = kind or pa.from_numpy_dtype(native.dtype)
     return pa.Array.from_buffers(kind, len(native), [_validity(fields.null), pa.py_buffer(native)])

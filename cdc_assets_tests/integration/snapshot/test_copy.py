@@ -12,7 +12,7 @@ from cdc_assets.pins.holders import join_pin
 from cdc_assets.pins.pins import Pins
 from cdc_assets.postgres.names import TableId
 from cdc_assets.snapshot.coordinator import copy_table
-from cdc_assets.snapshot.table_copy import CopyProgress
+from cdc_assets.snapshot.progress import CopyProgress
 from cdc_assets_tests.integration.snapshot.sources import WIDE, T, chunk_keys
 from cdc_assets_tests.support.lake import Lake, NewLake
 

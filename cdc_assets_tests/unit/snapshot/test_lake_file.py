@@ -76,10 +76,22 @@ def test_the_file_has_the_rows_of_all_batches(
 
 
 def test_only_what_repeats_gets_a_dictionary(file: LakeFile) -> None:
-    group = _written(file, [_batch(0)]).metadata.row_group(0)
+    assert _dictionaries(_written(file, [_batch(0)])) == REPEAT
+
+
+def test_the_first_values_count_for_the_files_that_follow(
+    file: LakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _written(file, [_batch(0)])
+    monkeypatch.setattr(lake_file, "repeats", lambda _: pytest.fail("it looked again"))
+    another = LakeFile(tmp_path.as_uri(), {}, 1, FIELDS, like=file)
+    assert _dictionaries(_written(another, [_batch(1)])) == REPEAT
+
+
+def _dictionaries(written: pq.ParquetFile) -> set[str]:
+    group = written.metadata.row_group(0)
     columns = [group.column(n) for n in range(group.num_columns)]
-    found = {c.path_in_schema.removesuffix(".list.element") for c in columns if _has_dictionary(c)}
-    assert found == REPEAT
+    return {c.path_in_schema.removesuffix(".list.element") for c in columns if _has_dictionary(c)}
 
 
 def _has_dictionary(column: Any) -> bool:
