@@ -1,10 +1,10 @@
 """Loops over bytes, compiled to machine code when the module that has them is imported.
 
 Import such a module late: Numba takes 0.2 s of CPU and 70 MB of memory, loading what was compiled
-some 50 ms and 10 MB a function. What is compiled is kept beside the module or in the user's cache,
-where Numba looks for it by the module's time and the kind of CPU: what a loop takes from another
-module, a constant say, isn't seen to change. A process that can't write to
-either compiles for itself, 0.3 s a function.
+0.2 s and 20 MB more. What is compiled is kept beside the module or in the user's cache, where Numba
+looks for it by the module's time and the kind of CPU: what a loop takes from another module, a
+constant say, isn't seen to change. A process that can't write to either compiles for itself, some
+0.3 s a loop.
 """
 
 from __future__ import annotations
