@@ -102,7 +102,7 @@ def copy_tables(
     copies.sort(key=lambda copy: -copy.outstanding())
     log, source = pipeline.store.connection, pipeline.store.source
     with failures_counted(log, source, "copy"):
-        broken = _Coordinator(pipeline, session, copies, stop or threading.Event()).run()
+        broken = _Coordinator(pipeline, session, copies, wanted, stop or threading.Event()).run()
     if lost := sum(not isinstance(error, Fenced) for error in broken.values()):
         add(log, source, Work("copy", "failed", lost))
     return failed | broken
@@ -142,8 +142,10 @@ class _Coordinator:
         pipeline: Pipeline,
         session: SparkSession,
         copies: Sequence[TableCopy],
+        only: frozenset[str] | None,
         stop: threading.Event,
     ) -> None:
+        self._only = only
         self._stop = stop
         self._pipeline = pipeline
         self._session = session
@@ -179,11 +181,10 @@ class _Coordinator:
 
     def _step(self, *, at_once: bool) -> None:
         """Step those that something has happened to: of hundreds, few at a time."""
-        seen = looks(self._pipeline.store, [copy.table for copy in self._copies])
+        tables = [copy.table for copy in self._copies]
+        seen = looks(self._pipeline.store, tables, self._only)
         self._each(
-            lambda copy: (
-                not copy.rests(seen.get(copy.table), at_once=at_once) and copy.step(at_once=at_once)
-            )
+            lambda copy: not copy.rests(seen.get(copy.table), at_once=at_once) and copy.step()
         )
 
     def _end(self, job: Future[list[tuple[str, str, str]]] | None) -> None:

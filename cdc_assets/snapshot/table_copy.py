@@ -109,32 +109,27 @@ class TableCopy:
         return claimable(self._store, self._row, self._only) > 0
 
     def rests(self, look: CopyLook | None, *, at_once: bool) -> bool:
-        """Whether :meth:`step` would find nothing to do, by a look at many tables together."""
-        if look is None or self._only is not None:
+        """Whether there is nothing yet for :meth:`step`, by a look at many tables together.
+
+        Written chunks wait for COMMIT_SECONDS, or until no wanted one is unread. ``at_once``: not.
+        """
+        here = self._row.epoch, TableState.COPYING, self.pin
+        if look is None or (look.epoch, look.state, look.pin) != here:
             return False
         if not (self._here or look.claimed or look.written):
             self._began = time.monotonic()  # its turn hasn't come
-        unread = look.planned + look.claimed
-        due = at_once or not unread or time.monotonic() - self._committed_at >= COMMIT_SECONDS
-        goes_on = (look.epoch, look.pin) == (self._row.epoch, self.pin) and (
-            look.state == TableState.COPYING
-        )
-        return goes_on and bool(unread or look.written) and not (look.written and due)
+        due = at_once or time.monotonic() - self._committed_at >= COMMIT_SECONDS
+        return look.unread > 0 and not (look.written and due)
 
-    def step(self, *, at_once: bool) -> bool:
-        """Land written chunks, if it is time; True once the copy is over or the wanted ones landed.
+    def step(self) -> bool:
+        """Land written chunks; True once the copy is over or the wanted ones landed.
 
         Raises Fenced or SnapshotLost if its copy goes on elsewhere, or anew.
         """
         if self._over():
             return True
         plan = self._chunks()
-        if not self._here and all(c.state in ("planned", "landed") for c in plan):
-            self._began = time.monotonic()  # its turn hasn't come
-        written = [c for c in plan if c.state == "written"]
-        due = at_once or time.monotonic() - self._committed_at >= COMMIT_SECONDS
-        due = due or all(c.state in ("written", "landed") for c in self._wanted(plan))
-        if written and due and self._store.try_lock(self._lock):
+        if any(c.state == "written" for c in plan) and self._store.try_lock(self._lock):
             try:
                 if self._over():
                     return True

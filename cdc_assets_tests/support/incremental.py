@@ -45,5 +45,5 @@ def copy_here(source: Lake) -> None:
     batch = pa.record_batch({"id": [0]})
     found = [each.to_pylist() for each in copy_worker([task])([batch])]
     assert [(each["outcome"], each["detail"]) for [each] in found] == [("done", "")]
-    while not copy.step(at_once=True):
+    while not copy.step():
         pass

@@ -154,9 +154,10 @@ def _written_but_not_landed(source: Lake) -> list[ChunkProgress]:
         other.store.lock(lock)
         from cdc_assets.snapshot.coordinator import _Coordinator
 
-        copy = TableCopy(source.pipeline, source.session, row, frozenset(keys), lambda _: None)
+        only = frozenset(keys)
+        copy = TableCopy(source.pipeline, source.session, row, only, lambda _: None)
         copy._landing = opened
-        coordinator = _Coordinator(source.pipeline, source.session, [copy], threading.Event())
+        coordinator = _Coordinator(source.pipeline, source.session, [copy], only, threading.Event())
         coordinator._job(coordinator._tasks())
         coordinator._let_go()
     return [c for c in chunks(source.pipeline.store, T, 1) if c.state == "written"]

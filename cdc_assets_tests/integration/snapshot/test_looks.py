@@ -35,9 +35,11 @@ def test_a_copy_rests_while_nothing_happens_to_it(
 
     (look,) = looks(store, [T]).values()
     assert look.state == TableState.COPYING
-    assert (look.planned, look.claimed, look.written) == (count, 0, 0)
+    assert (look.unread, look.claimed, look.written) == (count, 0, 0)
     assert rests(at_once=True)
-    one = f"chunk = '{chunk_keys(source)[0]}'"
+    first = chunk_keys(source)[0]
+    assert looks(store, [T], [first])[T].unread == 1
+    one = f"chunk = '{first}'"
     now("claimed", one)
     assert rests(at_once=True)
     now("written", one)
@@ -66,9 +68,9 @@ def test_tables_that_wait_for_others_cost_a_coordinator_nothing(
     steps = dict.fromkeys(names, 0)
     step: Callable[..., bool] = TableCopy.step
 
-    def counted(copy: TableCopy, *, at_once: bool) -> bool:
+    def counted(copy: TableCopy) -> bool:
         steps[copy.table.name] += 1
-        return step(copy, at_once=at_once)
+        return step(copy)
 
     monkeypatch.setattr(TableCopy, "step", counted)
     with new_lake(setup, *names) as lake:
