@@ -36,7 +36,6 @@ HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"d\0\0\0\6\xff\xff"
 DONE = b"c\0\0\0\4" + b"C\0\0\0\x0bCOPY 1\0" + b"Z\0\0\0\5T"
 BEGUN = b"H\0\0\0\7\1\0\0"
-WIDTH = 10**9
 
 
 def value_sent(sent: str, value: Any) -> bytes:
@@ -79,8 +78,7 @@ def stream_of(kinds: Sequence[Kind], rows: Rows) -> bytes:
 
 def rows_of(kinds: Sequence[Kind], rows: Rows) -> bytes:
     """The answer up to behind the last row."""
-    trailer = 7
-    return stream_of(kinds, rows)[: -len(DONE) - trailer]
+    return stream_of(kinds, rows)[: -len(TRAILER) - len(DONE)]
 
 
 class _Connection:

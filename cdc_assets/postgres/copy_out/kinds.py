@@ -11,16 +11,16 @@ import pyarrow as pa
 # What a decimal that fits 64 bits has at most.
 MAX_DIGITS: Final = 18
 
-# Types whose values have one size, as they are sent.
+# Types whose values have one size, and what the values are in memory.
 FIXED: Final[dict[str, np.dtype[Any]]] = {
-    "bool": np.dtype(">i1"),
-    "int2": np.dtype(">i2"),
-    "int4": np.dtype(">i4"),
-    "int8": np.dtype(">i8"),
-    "float4": np.dtype(">f4"),
-    "float8": np.dtype(">f8"),
-    "date": np.dtype(">i4"),
-    "timestamp": np.dtype(">i8"),
+    "bool": np.dtype("i1"),
+    "int2": np.dtype("i2"),
+    "int4": np.dtype("i4"),
+    "int8": np.dtype("i8"),
+    "float4": np.dtype("f4"),
+    "float8": np.dtype("f8"),
+    "date": np.dtype("i4"),
+    "timestamp": np.dtype("i8"),
 }
 
 

@@ -28,7 +28,8 @@ Sizes = npt.NDArray[np.int32]
 _HEAD_BYTES, _LENGTH_BYTES = 7, 4
 # Number of groups of four digits, weight of the first, sign, digits behind the point; the groups.
 _NUMERIC_HEAD_BYTES, _GROUP_BYTES = 8, 2
-_POSITIVE, _NEGATIVE, _NAN, _INFINITY, _NEGATIVE_INFINITY = 0, 0x4000, 0xC000, 0xD000, 0xF000
+_POSITIVE, _NEGATIVE = 0, 0x4000
+NAN, INFINITY, NEGATIVE_INFINITY = 0xC000, 0xD000, 0xF000
 _POWERS = 10 ** np.arange(MAX_DIGITS + 1, dtype=np.int64)
 
 SPECIALS, TOO_LONG, UNEVEN = 1, 2, 3
@@ -136,7 +137,7 @@ def decimals(buffer: Bytes, at: Ints, size: Sizes, precision: int, scale: int, w
             return UNEVEN
         weight = (_uint16(buffer, head + 2) ^ 2**15) - 2**15
         sign = _uint16(buffer, head + 4)
-        if sign in (_NAN, _INFINITY, _NEGATIVE_INFINITY):
+        if sign in (NAN, INFINITY, NEGATIVE_INFINITY):
             found = SPECIALS
             continue
         if sign not in (_POSITIVE, _NEGATIVE) or _uint16(buffer, head + 6) > scale:

@@ -18,7 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_assets.postgres.copy_out.kinds import FIXED, Kind
-from cdc_assets.postgres.copy_out.loops import SPECIALS, TOO_LONG, UNEVEN, decimals, integers, texts
+from cdc_assets.postgres.copy_out.loops import (
+    INFINITY,
+    NAN,
+    NEGATIVE_INFINITY,
+    SPECIALS,
+    TOO_LONG,
+    UNEVEN,
+    decimals,
+    integers,
+    texts,
+)
 from cdc_assets.postgres.copy_out.tuples import (
     Fields,
     broken,
@@ -38,7 +48,7 @@ _INT32_MOST: Final = 2**31 - 1
 
 # Number of groups, weight of the first, sign.
 _NUMERIC: Final = np.dtype([("groups", ">i2"), ("weight", ">i2"), ("sign", ">u2")])
-_SPECIAL: Final = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
+_SPECIAL: Final = {NAN: "NaN", INFINITY: "Infinity", NEGATIVE_INFINITY: "-Infinity"}
 
 # Dimensions, whether there are NULLs, the elements' type; then elements and first index of each.
 _ARRAY: Final = np.dtype([("dimensions", ">i4"), ("nulls", ">i4"), ("type", ">i4"), ("n", ">i4")])
@@ -84,7 +94,7 @@ def _fixed(fields: Fields, sent: str) -> pa.Array:
         values += _POSTGRES_EPOCH_DAYS
     elif sent == "timestamp":
         values += POSTGRES_EPOCH_MICROSECONDS
-    native = values.astype(f"i{layout.itemsize}", copy=False).view(layout.newbyteorder("="))
+    native = values.astype(f"i{layout.itemsize}", copy=False).view(layout)
     kind = {"date": pa.date32(), "timestamp": pa.timestamp("us")}.get(sent)
     kind = kind or pa.from_numpy_dtype(native.dtype)
     return pa.Array.from_buffers(kind, len(native), [_validity(fields.null), pa.py_buffer(native)])
@@ -100,13 +110,13 @@ def _texts(fields: Fields, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals(fields: Fields, kind: pa.Decimal128Type) -> pa.Array:
-    words, null = np.empty((len(fields), 2), np.int64), fields.null
+    words = np.empty((len(fields), 2), np.int64)
     found = decimals(fields.buffer, fields.at, fields.size, kind.precision, kind.scale, words)
     if found == UNEVEN:
         raise mismatch("a numeric's groups don't fill it")
     if found == TOO_LONG:
         raise mismatch(f"a numeric has more digits than {kind}")
-    array = pa.Array.from_buffers(kind, len(fields), [_validity(null), pa.py_buffer(words)])
+    array = pa.Array.from_buffers(kind, len(fields), [_validity(fields.null), pa.py_buffer(words)])
     return _with_specials(array, fields) if found == SPECIALS else array
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from decimal import Decimal
 
 import psycopg
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_assets.postgres.copy_out import session as session_module
 from cdc_assets.postgres.copy_out.kinds import Kind
 from cdc_assets_tests.support.copy_out import (
     DONE,
@@ -25,12 +23,7 @@ from cdc_assets_tests.support.copy_out import (
     tables,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_batches() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_module, "BATCH_BYTES", 256)
-        yield
+pytestmark = pytest.mark.usefixtures("small_batches")
 
 
 @given(table=tables(), sizes=st.lists(st.integers(1, 300), max_size=10))

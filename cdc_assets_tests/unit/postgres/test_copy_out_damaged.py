@@ -30,17 +30,12 @@ from cdc_assets_tests.support.copy_out import (
     tables,
 )
 
+pytestmark = pytest.mark.usefixtures("small_batches")
+
 # Lengths of fields, and what takes a loop astray.
 _LENGTHS = st.integers(-3, 40).map(lambda n: n.to_bytes(4, signed=True)) | st.sampled_from(
     [b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\1\0"]
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_batches() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_module, "BATCH_BYTES", 256)
-        yield
 
 
 @given(table=tables(), data=st.data())
