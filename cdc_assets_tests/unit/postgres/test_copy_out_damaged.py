@@ -151,6 +151,15 @@ def test_a_message_that_is_torn_is_no_row(torn: bytes) -> None:
             read(BEGUN + torn + TRAILER + DONE, [Kind("text", pa.string())])
 
 
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_message_that_is_shorter_than_its_length_is_no_row(length: int) -> None:
+    row = _message(["text"], field("text", "a"))
+    short = b"d" + length.to_bytes(4) + b"\0\1"
+    for watch in (_watching, nullcontext):
+        with watch(), pytest.raises(psycopg.errors.ProtocolViolation, match="out of place"):
+            read(BEGUN + row + short + TRAILER + DONE, [Kind("text", pa.string())])
+
+
 def test_the_loops_have_the_constants_of_others() -> None:
     assert (loops.COPY_DATA, loops.MAX_DIGITS) == (COPY_DATA, MAX_DIGITS)
 
