@@ -68,10 +68,10 @@ class _Transaction:
         return self._session.read
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._session.execute("commit")
-        else:
+        if kind is not None:
             self._roll_back()
+        elif not self._session.closed:  # as it is once a read was left before its end
+            self._session.execute("commit")
 
     def _roll_back(self) -> None:
         """Whatever comes of it, what went wrong before is what is told."""
