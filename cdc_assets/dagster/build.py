@@ -29,8 +29,8 @@ from cdc_assets.dagster.checks.tables import table_checks
 from cdc_assets.dagster.jobs import operation_jobs
 from cdc_assets.dagster.names import all_tables
 from cdc_assets.dagster.part import part_for
+from cdc_assets.dagster.resources.code_server import tend_runs
 from cdc_assets.dagster.resources.flusher import FlusherResource
-from cdc_assets.dagster.resources.owner import end_runs_with_code_server
 from cdc_assets.dagster.resources.sources import remember
 from cdc_assets.dagster.resources.spark import SparkConnectResource
 from cdc_assets.dagster.sensors.checks import checks_job, checks_sensor
@@ -153,7 +153,7 @@ def process_defs(config: SourceConfig, path: Path | None = None) -> dg.Definitio
 def _begun(config: SourceConfig, resources: Mapping[str, Any] | None) -> dict[str, Any]:
     """Have this process know the source; its resources."""
     remember(config)
-    end_runs_with_code_server()
+    tend_runs()
     return {
         f"spark_{config.name}": SparkConnectResource(source=config.name),
         f"flusher_{config.name}": FlusherResource(source=config.name),

@@ -32,6 +32,7 @@ from cdc_assets.config.addresses import embedded_postgres
 from cdc_assets.config.source import SourceConfig, load_config
 from cdc_assets.dagster.internals import DAEMON
 from cdc_assets.dagster.names import TABLE_TAG
+from cdc_assets.dagster.resources.owner import is_run_process
 from cdc_assets.demo.schema import run_pgbench
 from cdc_assets.demo.workload import PGBENCH_CHANGES
 from cdc_assets.errors import CdcError, EnvironmentProblem, TableProblem
@@ -195,7 +196,7 @@ def _interrupt_runs(started: Sequence[subprocess.Popen[bytes]]) -> None:
     """End the runs as Ctrl-C in a terminal does; else the code server waits for them."""
     for child in _below(started[0].pid) if started else []:
         with contextlib.suppress(psutil.Error):
-            if "multiprocessing.spawn" in " ".join(child.cmdline()):
+            if is_run_process(child.cmdline()):
                 child.send_signal(signal.SIGINT)
 
 

@@ -39,9 +39,12 @@ FRESHNESS_MODULE, FRESHNESS_DAEMON = "dagster._daemon.freshness", "FreshnessDaem
 FRESHNESS_INTERVAL_VARIABLE = "FRESHNESS_DAEMON_INTERVAL_SECONDS"
 SERVER_MODULE, SERVER = "dagster._grpc.server", "DagsterApiServer"
 # Of a server: what says its definitions, its id, which is another one when it has others, and the
-# event that is set when it is told to end.
+# event that is set when it is told to end; and how it starts the processes of its runs.
 SERVER_ANSWER, SERVER_ID = "_get_serialized_external_repository_data", "_server_id"
 SERVER_TOLD_TO_END = "_shutdown_once_executions_finish_event"
+SERVER_PROCESSES = "_mp_ctx"
+# What the process of a run begins with.
+RUN_MODULE = "dagster._grpc.impl"
 # Of a tick's context.
 CONTEXT_REPOSITORY = "_repository_def"
 
@@ -56,10 +59,12 @@ __all__ = [
     "INDEX_SHARD_NAME",
     "RELOAD_INTERVAL",
     "RUNLESS_RUN_ID",
+    "RUN_MODULE",
     "SERVER",
     "SERVER_ANSWER",
     "SERVER_ID",
     "SERVER_MODULE",
+    "SERVER_PROCESSES",
     "SERVER_TOLD_TO_END",
     "SQLITE_BUSY_TIMEOUT_SECONDS",
     "AssetCheckExecutionRecord",

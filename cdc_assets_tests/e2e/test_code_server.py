@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
@@ -21,14 +22,18 @@ from dagster._core.workspace.load_target import GrpcServerTarget
 from dagster._grpc.client import DagsterGrpcClient
 from dagster._serdes import deserialize_value
 
+from cdc_assets_tests.support.waiting import wait_for
+
+Launch = Callable[[str], Callable[[], dg.DagsterRun]]
 DEFINITIONS = """
+import os
 import subprocess
 import time
 from pathlib import Path
 import dagster as dg
-from cdc_assets.dagster.resources.owner import end_runs_with_code_server
+from cdc_assets.dagster.resources.code_server import tend_runs
 
-end_runs_with_code_server()
+tend_runs()
 
 @dg.op
 def goes_on():
@@ -36,7 +41,7 @@ def goes_on():
     home = Path(__file__).parent
     tail = f"tail -F -c +0 {home}/compute_logs/left.err & echo $! > {home}/left"
     subprocess.run(["sh", "-c", tail])
-    (home / "begun").touch()
+    (home / "begun").write_text(str(os.getpid()))
     try:
         for _ in range(3000):
             time.sleep(0.1)
@@ -46,6 +51,16 @@ def goes_on():
 @dg.job(executor_def=dg.in_process_executor)
 def long():
     goes_on()
+
+@dg.op
+def tells():
+    Path(__file__).with_name("parent").write_text(str(os.getppid()))
+
+@dg.job(executor_def=dg.in_process_executor)
+def short():
+    tells()
+
+defs = dg.Definitions(jobs=[long, short])
 """
 COMPONENT = """
 import json
@@ -80,53 +95,111 @@ def defs():
 """
 
 
-def _wait_for(path: Path, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.1)
+def _wait_for(path: Path) -> None:
+    wait_for(path.exists)
 
 
-def test_sigterm_ends_its_runs_first_and_then_itself(tmp_path: Path) -> None:
-    (tmp_path / "definitions.py").write_text(DEFINITIONS)
-    socket = tmp_path / "socket"
-    arguments = ["api", "grpc", "-f", str(tmp_path / "definitions.py"), "--socket", str(socket)]
+@contextmanager
+def _served(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Launch]]:
+    """A code server of the folder's ``definitions.py``, and what launches a run of a job there."""
+    socket = folder / "socket"
+    arguments = ["api", "grpc", "-f", str(folder / "definitions.py"), "--socket", str(socket)]
     server = subprocess.Popen([sys.executable, "-m", "dagster", *arguments])
-    tail = ["tail", "-F", "-c", "+0", str(tmp_path / "compute_logs" / "others.err")]
-    running = f"import subprocess; subprocess.run({tail!r})"
-    other = subprocess.Popen([sys.executable, "-c", running])
     try:
         _wait_for(socket)
-        with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-            target = GrpcServerTarget("localhost", socket=str(socket), port=None, location_name="x")
-            with WorkspaceProcessContext(instance, target) as workspace:
-                request = workspace.create_request_context()
-                [repository] = request.get_code_location("x").get_repositories().values()
-                job = repository.get_full_job("long")
+        target = GrpcServerTarget("localhost", socket=str(socket), port=None, location_name="x")
+        with (
+            dg.DagsterInstance.local_temp(str(folder)) as instance,
+            WorkspaceProcessContext(instance, target) as workspace,
+        ):
+            request = workspace.create_request_context()
+            [repository] = request.get_code_location("x").get_repositories().values()
+
+            def launch(name: str) -> Callable[[], dg.DagsterRun]:
+                job = repository.get_full_job(name)
                 run = create_run_for_test(
                     instance,
-                    job_name="long",
+                    job_name=name,
                     remote_job_origin=job.get_remote_origin(),
                     job_code_origin=job.get_python_origin(),
                 )
                 instance.launch_run(run.run_id, request)
-                _wait_for(tmp_path / "begun")
-                server.send_signal(signal.SIGTERM)
-                server.wait(60)
+
+                def now() -> dg.DagsterRun:
+                    found = instance.get_run_by_id(run.run_id)
+                    assert found is not None
+                    return found
+
+                return now
+
+            yield server, launch
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_sigterm_ends_its_runs_first_and_then_itself(tmp_path: Path) -> None:
+    (tmp_path / "definitions.py").write_text(DEFINITIONS)
+    tail = ["tail", "-F", "-c", "+0", str(tmp_path / "compute_logs" / "others.err")]
+    running = f"import subprocess; subprocess.run({tail!r})"
+    other = subprocess.Popen([sys.executable, "-c", running])
+    try:
+        with _served(tmp_path) as (server, launch):
+            run = launch("long")
+            _wait_for(tmp_path / "begun")
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(int((tmp_path / "left").read_text())).wait(10)
             others = psutil.Process(other.pid).children()
             assert [found.cmdline() for found in others] == [tail], "another run's goes on"
             assert (tmp_path / "ended in order").exists()
-            ended = instance.get_run_by_id(run.run_id)
-            assert ended is not None
-            assert ended.is_finished
+            assert run().is_finished
     finally:
         for found in psutil.Process(other.pid).children():
             found.terminate()
         other.wait()
-        server.kill()
-        server.wait()
+
+
+def _ended(run: Callable[[], dg.DagsterRun]) -> dg.DagsterRun:
+    wait_for(lambda: run().is_finished)
+    return run()
+
+
+def test_its_runs_are_forked_or_else_begin_with_a_new_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "definitions.py").write_text(DEFINITIONS)
+
+    def parent() -> psutil.Process:
+        return psutil.Process(int((tmp_path / "parent").read_text()))
+
+    with _served(tmp_path) as (server, launch):
+        origins = []
+        for _ in range(2):
+            assert _ended(launch("short")).is_success
+            origins.append(parent())
+        assert origins[0] == origins[1]
+        assert "multiprocessing.forkserver" in " ".join(origins[0].cmdline())
+        assert origins[0].parent() == psutil.Process(server.pid)
+
+        origins[0].kill()  # as one who needs memory would
+        wait_for(lambda: origins[0].status() == psutil.STATUS_ZOMBIE)
+        assert _ended(launch("short")).is_success
+        assert parent() != origins[0]
+        assert "multiprocessing.forkserver" in " ".join(parent().cmdline())
+
+        [listening] = [c.laddr for c in parent().net_connections("unix") if c.laddr]
+        Path(listening).unlink()  # as one who cleans up what is old would
+        assert _ended(launch("short")).is_success
+        assert parent() == psutil.Process(server.pid)
+
+
+def test_a_run_that_is_killed_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "definitions.py").write_text(DEFINITIONS)
+    with _served(tmp_path) as (_, launch):
+        run = launch("long")
+        _wait_for(tmp_path / "begun")
+        psutil.Process(int((tmp_path / "begun").read_text())).kill()
+        assert _ended(run).status == dg.DagsterRunStatus.FAILURE
 
 
 def _project(folder: Path, names: Path) -> None:

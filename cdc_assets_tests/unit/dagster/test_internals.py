@@ -93,6 +93,9 @@ def test_what_is_reached_by_name_is_there() -> None:
         " 'SERVER_ANSWER': hasattr(server, SERVER_ANSWER),\n"
         " 'SERVER_ID': f'self.{SERVER_ID} = ' in sources(server),\n"
         " 'SERVER_TOLD_TO_END': f'self.{SERVER_TOLD_TO_END} = ' in sources(server),\n"
+        " 'SERVER_PROCESSES':"
+        " f'self.{SERVER_PROCESSES} = multiprocessing.get_context(' in sources(server),\n"
+        " 'RUN_MODULE': importlib.util.find_spec(RUN_MODULE) is not None,\n"
         " 'CONTEXT_REPOSITORY': f'self.{CONTEXT_REPOSITORY} = ' in sources(Context),\n"
         "})"
     )
