@@ -61,11 +61,11 @@ def test_a_change_by_a_clock_that_is_ahead_is_named_until_its_time_has_come(
     table = TableId("public", "ahead")
     loaded = source.lake_table(table).load()
     assert loaded is not None
-    now = SimpleNamespace(now=lambda: datetime.now(UTC) + timedelta(seconds=64))
+    change(source, "ahead", "later")
+    now = SimpleNamespace(now=lambda: datetime.now(UTC) + timedelta(seconds=65))
     with monkeypatch.context() as patch, loaded.transaction() as changing:
         patch.setattr(update, "datetime", now)
         changing.set_properties(by="another")
-    change(source, "ahead", "later")
     with pytest.raises(TableProblem, match="Spark's clock is behind"):
         source.drain(table)
     wait_for(lambda: drained(source, table))
