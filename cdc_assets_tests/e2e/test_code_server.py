@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,11 +32,13 @@ import time
 from pathlib import Path
 import dagster as dg
 from cdc_assets.dagster.resources.code_server import tend_runs
+from cdc_assets.dagster.resources.owner import end_with_owner
 
 tend_runs()
 
 @dg.op
 def goes_on():
+    end_with_owner()
     # What is left where Dagster is interrupted while it starts the tail of a step's output.
     home = Path(__file__).parent
     tail = f"tail -F -c +0 {home}/compute_logs/left.err & echo $! > {home}/left"
@@ -62,6 +64,8 @@ def short():
 
 defs = dg.Definitions(jobs=[long, short])
 """
+# Starts what its standard input says.
+OWNER = "import subprocess, sys; subprocess.run(sys.stdin.read().splitlines())"
 COMPONENT = """
 import json
 from dataclasses import dataclass
@@ -100,11 +104,26 @@ def _wait_for(path: Path) -> None:
 
 
 @contextmanager
-def _served(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Launch]]:
-    """A code server of the folder's ``definitions.py``, and what launches a run of a job there."""
+def _served(
+    folder: Path, owner: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[bytes], Launch]]:
+    """A code server of the folder's ``definitions.py``, and what launches a run of a job there.
+
+    Or, instead of the server, the ``owner`` that has started it, as its command line says.
+    """
+    (folder / "definitions.py").write_text(DEFINITIONS)
     socket = folder / "socket"
     arguments = ["api", "grpc", "-f", str(folder / "definitions.py"), "--socket", str(socket)]
-    server = subprocess.Popen([sys.executable, "-m", "dagster", *arguments])
+    command = [sys.executable, "-m", "dagster", *arguments]
+    if owner:
+        begun = [sys.executable, "-c", OWNER, *owner]
+        server = subprocess.Popen(begun, stdin=subprocess.PIPE)
+        assert server.stdin is not None
+        with server.stdin as told:
+            told.write("\n".join(command).encode())
+    else:
+        server = subprocess.Popen(command)
+    below = list[psutil.Process]()
     try:
         _wait_for(socket)
         target = GrpcServerTarget("localhost", socket=str(socket), port=None, location_name="x")
@@ -132,14 +151,17 @@ def _served(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Launch]]:
 
                 return now
 
+            below += psutil.Process(server.pid).children()
             yield server, launch
     finally:
         server.kill()
         server.wait()
+        for each in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def test_sigterm_ends_its_runs_first_and_then_itself(tmp_path: Path) -> None:
-    (tmp_path / "definitions.py").write_text(DEFINITIONS)
     tail = ["tail", "-F", "-c", "+0", str(tmp_path / "compute_logs" / "others.err")]
     running = f"import subprocess; subprocess.run({tail!r})"
     other = subprocess.Popen([sys.executable, "-c", running])
@@ -161,13 +183,20 @@ def test_sigterm_ends_its_runs_first_and_then_itself(tmp_path: Path) -> None:
         other.wait()
 
 
+def test_a_run_ends_with_dagster_dev(tmp_path: Path) -> None:
+    with _served(tmp_path, owner=["dagster", "dev"]) as (owner, launch):
+        launch("long")
+        _wait_for(tmp_path / "begun")
+        owner.kill()
+        _wait_for(tmp_path / "ended in order")
+
+
 def _ended(run: Callable[[], dg.DagsterRun]) -> dg.DagsterRun:
     wait_for(lambda: run().is_finished)
     return run()
 
 
 def test_its_runs_are_forked_or_else_begin_with_a_new_interpreter(tmp_path: Path) -> None:
-    (tmp_path / "definitions.py").write_text(DEFINITIONS)
 
     def parent() -> psutil.Process:
         return psutil.Process(int((tmp_path / "parent").read_text()))
@@ -187,14 +216,13 @@ def test_its_runs_are_forked_or_else_begin_with_a_new_interpreter(tmp_path: Path
         assert parent() != origins[0]
         assert "multiprocessing.forkserver" in " ".join(parent().cmdline())
 
-        [listening] = [c.laddr for c in parent().net_connections("unix") if c.laddr]
+        [listening] = {str(c.laddr) for c in parent().net_connections("unix")} - {""}
         Path(listening).unlink()  # as one who cleans up what is old would
         assert _ended(launch("short")).is_success
         assert parent() == psutil.Process(server.pid)
 
 
 def test_a_run_that_is_killed_has_failed(tmp_path: Path) -> None:
-    (tmp_path / "definitions.py").write_text(DEFINITIONS)
     with _served(tmp_path) as (_, launch):
         run = launch("long")
         _wait_for(tmp_path / "begun")
