@@ -220,7 +220,7 @@ class _Reader:
         """The rows of a chunk."""
         lake = self._plan.lake
         if self._plan.by_index and pages == WHOLE:
-            part = self._read(chunk, pages, None)
+            part = self._read(chunk, pages, None, 0)
             assert part is not None  # there is no limit
             yield part
             return
@@ -232,7 +232,7 @@ class _Reader:
         """The rows of some pages; in halves if they are far more than a part should have."""
         count = (heap if pages.end_block is None else pages.end_block) - pages.first_block
         most = _FAR_MORE * PART_BYTES if count > 1 else None
-        part = self._read(chunk, pages, most)
+        part = self._read(chunk, pages, most, count)
         if part is not None:
             yield part
             return
@@ -240,8 +240,8 @@ class _Reader:
         yield from self._some(chunk, replace(pages, end_block=middle), heap)
         yield from self._some(chunk, replace(pages, first_block=middle), heap)
 
-    def _read(self, chunk: int, pages: CtidRange, most: int | None) -> Part | None:
-        """None if they are more than ``most`` bytes."""
+    def _read(self, chunk: int, pages: CtidRange, most: int | None, count: int) -> Part | None:
+        """None if they are more than ``most`` bytes. ``count``: of the pages; 0 by an index."""
         lake, began, source = self._plan.lake, time.monotonic(), self._source
         check_oid(source, lake.row.table, lake.row.oid)
         names = column_names(source, lake)
@@ -255,7 +255,7 @@ class _Reader:
         query = sql.SQL("select {} from {} t").format(texts_of_row(lake, names), rows)
         horizon = self._horizons.proven(source)
         data, keys, size = list[str](), list[Key](), 0
-        with unaltered(lake), self._opened(None) as run:
+        with unaltered(lake, by_index=by_index), self._opened(None) as run:
             rows_of(run, _PATIENCE, [TEXT])
             if by_index:
                 most_seconds = _LONGER * self._plan.hold_at_most
@@ -268,17 +268,23 @@ class _Reader:
             refuse_changed(source, self._pipeline, lake, self._plan.files)
             refuse_renamed(source, lake, names)
         seconds = time.monotonic() - began
-        self._pace.took(max(seconds, self._plan.hold_at_most * size / PART_BYTES))
+        if not by_index:
+            self._pace.took(max(seconds, self._plan.hold_at_most * size / PART_BYTES), count)
         lsn = current_lsn(source)
         return Part(chunk, keys, pa.array(data, pa.string()), horizon, lsn, seconds)
 
 
 @contextmanager
-def unaltered(lake: LakeTable) -> Iterator[None]:
-    """The names that a statement has may be those of before an ALTER TABLE."""
+def unaltered(lake: LakeTable, *, by_index: bool = False) -> Iterator[None]:
+    """The names that a statement has may be those of before an ALTER TABLE.
+
+    ``by_index``: what ends it is the limit of its time; else somebody has canceled it.
+    """
     try:
         yield
     except psycopg.errors.QueryCanceled as error:
+        if not by_index:
+            raise
         what = "its rows took longer to find than the server's planner thought"
         raise TooLong(lake.row.table, what, "All of it is read.") from error
     except psycopg.Error as error:

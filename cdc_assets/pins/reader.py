@@ -38,7 +38,7 @@ def snapshot_reader(uri: str) -> Iterator[OpenTransaction]:
 
     def open_transaction(snapshot_name: str | None) -> _Transaction:
         if not opened or opened[-1].closed:
-            opened.append(open_session(uri))
+            opened[:] = [open_session(uri)]  # a closed one would keep its buffer
             opened[-1].execute(NO_NEW_TIMEOUTS)
         return _Transaction(opened[-1], snapshot_name)
 

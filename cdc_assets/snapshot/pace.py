@@ -30,7 +30,7 @@ class Pace:
             first = behind
         yield CtidRange(first, chunk.end_block, chunk.leaf)
 
-    def took(self, seconds: float) -> None:
-        """Say how long a part of the present size took."""
-        fitting = self._pages * self._seconds / max(seconds, 1e-9)
+    def took(self, seconds: float, pages: int) -> None:
+        """Say how long so many pages took: fewer than a part may have, at the end of a chunk."""
+        fitting = max(1, pages) * self._seconds / max(seconds, 1e-9)
         self._pages = max(_FEWEST, int(min(fitting, _GROWTH * self._pages)))

@@ -153,7 +153,8 @@ def _copy_in_parts(
         with as_planned(task, [chunk], open_transaction) as (run, heaps):
             ((lsn,),) = rows_of(run, _END, (TEXT,))
             part = _copy(task, run, chunk, pages, heaps[chunk.oid], file)
-        pace.took(time.monotonic() - began)
+        end = (size or 0) if pages.end_block is None else pages.end_block
+        pace.took(time.monotonic() - began, end - pages.first_block)
         parts.append(replace(part, read_lsn=lsn))
     return Written(
         chunk.key,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 from pyspark.errors.exceptions.connect import SparkConnectException
 
 from cdc_assets.backfill import apply as applying
 from cdc_assets.backfill import carry_out as carrying
+from cdc_assets.backfill import reader
 from cdc_assets.backfill import round as rounds
 from cdc_assets.backfill.request import request
 from cdc_assets.cli.main import cli
@@ -236,3 +239,26 @@ def test_a_backfill_killed_again_and_again_ends_with_the_truth(
         source.catch_up()
         assert source.equal(T)
         assert backfilled(source).state == "done"
+
+
+def test_a_statement_that_somebody_cancels_costs_no_chunk_that_is_applied(
+    in_chunks: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, times, said = reader.add_rows, list[int](), list[str]()
+
+    def added(*about: Any) -> None:
+        times.append(1)
+        if len(times) == 4:
+            raise psycopg.errors.QueryCanceled("canceling statement due to user request")
+        add(*about)
+
+    monkeypatch.setattr(reader, "add_rows", added)
+    monkeypatch.setattr(carrying, "_AGAIN_SECONDS", 0.1)
+    number = request(in_chunks.pipeline, T).number
+    assert carried_out(in_chunks, number, on_progress=said.append).state == "done"
+    done, of = 0, 0
+    for text in said:
+        if (found := re.search(r"(\d+) of (\d+) chunks", text)) is not None:
+            assert int(found[1]) >= done
+            done, of = int(found[1]), int(found[2])
+    assert done == of > 4

@@ -357,7 +357,8 @@ def test_parts_are_as_large_as_the_time_allows() -> None:
     parts = []
     for part in pace.parts(chunk, 5):
         parts.append(part)
-        pace.took(next(seconds, 1.0))
+        assert part.end_block is not None
+        pace.took(next(seconds, 1.0), part.end_block - part.first_block)
     ends = [part.end_block for part in parts]
     assert [part.first_block for part in parts] == [1000, *ends[:-1]]
     assert ends[:4] == [1256, 2280, 6376, 7400]
