@@ -39,6 +39,8 @@ from cdc_assets.snapshot.table_copy import TableCopy
 from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, copy_worker
 
 _LOOK_SECONDS = 0.5
+# A look at hundreds of thousands of chunks takes a second: it is then repeated more rarely.
+_PAUSE_PER_LOOK = 10
 # What pyiceberg raises where a table isn't as it takes it.
 _CANT = (ValueError, NotImplementedError)
 
@@ -152,6 +154,7 @@ class _Coordinator:
         self._copies = list(copies)
         self._failed: dict[TableId, CdcError] = {}
         self._holders: dict[str, Holder | None] = {}
+        self._look_at = 0.0
         self._worker = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
 
     def run(self) -> dict[TableId, CdcError]:
@@ -164,10 +167,11 @@ class _Coordinator:
                 while self._copies and not self._stop.is_set():
                     if job is not None and job.done():
                         self._judge(job.result())
-                        job = None
-                    self._step(at_once=job is None)
-                    if job is None and (tasks := self._tasks()):
-                        job = pool.submit(self._job, tasks)
+                        job, self._look_at = None, 0.0
+                    if time.monotonic() >= self._look_at:
+                        self._step(at_once=job is None)
+                        if job is None and (tasks := self._tasks()):
+                            job = pool.submit(self._job, tasks)
                     if job is not None:
                         wait([job], timeout=_LOOK_SECONDS)
                     elif self._copies:  # others copy the rest
@@ -181,8 +185,9 @@ class _Coordinator:
 
     def _step(self, *, at_once: bool) -> None:
         """Step those that something has happened to: of hundreds, few at a time."""
-        tables = [copy.table for copy in self._copies]
+        began, tables = time.monotonic(), [copy.table for copy in self._copies]
         seen = looks(self._pipeline.store, tables, self._only)
+        self._look_at = (now := time.monotonic()) + _PAUSE_PER_LOOK * (now - began)
         self._each(
             lambda copy: not copy.rests(seen.get(copy.table), at_once=at_once) and copy.step()
         )

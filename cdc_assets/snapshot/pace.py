@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from cdc_assets.postgres.ctid import CtidRange
 
-# 128 kB, and 2 MB.
-_FEWEST, _FIRST = 16, 256
+# 2 MB.
+_FIRST = 256
 # A part has so many times the pages of the one before it at most: rows differ.
 _GROWTH = 4
 
@@ -33,4 +33,4 @@ class Pace:
     def took(self, seconds: float, pages: int) -> None:
         """Say how long so many pages took: fewer than a part may have, at the end of a chunk."""
         fitting = max(1, pages) * self._seconds / max(seconds, 1e-9)
-        self._pages = max(_FEWEST, int(min(fitting, _GROWTH * self._pages)))
+        self._pages = max(1, int(min(fitting, _GROWTH * self._pages)))

@@ -262,7 +262,6 @@ def test_random_changes_meanwhile_in_many_small_parts(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch, mode: str, seed: int
 ) -> None:
     monkeypatch.setattr(pace, "_FIRST", 2)
-    monkeypatch.setattr(pace, "_FEWEST", 2)
     monkeypatch.setattr("cdc_assets.backfill.planning._CHUNK_PAGES", 1)
     monkeypatch.setattr(reader, "PART_BYTES", 4_000)
     monkeypatch.setattr(carrying, "_GROUP_BYTES", 20_000)
