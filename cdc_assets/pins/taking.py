@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import LiteralString
 
 import psycopg
@@ -29,7 +29,13 @@ from cdc_assets.pins.enrol import Enrolled, described
 from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import started, under
 from cdc_assets.postgres.catalog import Heap, heaps_of
-from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
+from cdc_assets.postgres.ctid import (
+    MAX_CHUNKS,
+    TID_RANGE_SCANS,
+    CtidRange,
+    heap_pages,
+    plan_chunks,
+)
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
@@ -275,9 +281,11 @@ def chunks_of(
     if found and source.info.server_version < TID_RANGE_SCANS:
         logger.warning("%s: before Postgres 14 one reader copies a table", table)
         step = max([step, *(heap.pages for heap in found)])
-    step = max(step, -(-sum(heap.pages for heap in found) // MAX_CHUNKS))
-    return [
-        (heap, chunk)
-        for heap in found
-        for chunk in plan_chunks(heap.pages, step, leaf=heap.oid if heap.is_leaf else 0)
-    ]
+        found = [replace(heap, toast_pages=0) for heap in found]
+    least = -(-sum(heap.pages for heap in found) // MAX_CHUNKS)
+    chunks = list[tuple[Heap, CtidRange]]()
+    for heap in found:
+        of_heap = max(least, heap_pages(step, heap.pages, heap.toast_pages))
+        leaf = heap.oid if heap.is_leaf else 0
+        chunks += [(heap, chunk) for chunk in plan_chunks(heap.pages, of_heap, leaf=leaf)]
+    return chunks

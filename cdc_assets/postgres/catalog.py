@@ -250,7 +250,8 @@ class Heap:
 
     ``filenode`` is its file: TRUNCATE, CLUSTER, VACUUM FULL and rewriting ALTERs give it another. A
     view and a foreign table, which are read as a whole, have none: NO_FILE. ``pages`` is the file's
-    size as the file system has it: ``relpages`` may be stale or 0.
+    size as the file system has it: ``relpages`` may be stale or 0. ``toast_pages``: its TOAST
+    table's, too.
     """
 
     id: TableId
@@ -258,16 +259,17 @@ class Heap:
     filenode: int
     pages: int
     is_leaf: bool
+    toast_pages: int = 0
 
 
 # Functions over oids answer as of now, regardless of the transaction's snapshot. The filenode is
 # that of the snapshot: a file that came later holds rows that the snapshot doesn't show.
 _HEAPS = """
-select w.root, n.nspname, c.relname, c.oid, c.relkind::text, c.oid <> w.root,
-       c.relfilenode,
-       coalesce(pg_catalog.pg_relation_size(c.oid), 0)
-       / pg_catalog.current_setting('block_size')::bigint
+select w.root, c.relkind::text, n.nspname, c.relname, c.oid, c.relfilenode,
+       coalesce(pg_catalog.pg_relation_size(c.oid), 0) / b.size, c.oid <> w.root,
+       coalesce(pg_catalog.pg_relation_size(nullif(c.reltoastrelid, 0)), 0) / b.size
   from unnest(%s::oid[]) w (root)
+ cross join (select pg_catalog.current_setting('block_size')::bigint) b (size)
  cross join lateral (
         select relid from pg_catalog.pg_partition_tree(w.root::regclass) where isleaf
         union
@@ -296,16 +298,14 @@ def heaps_of(
 ) -> dict[int, list[Heap] | TableProblem]:
     """The heaps of each table, by its oid, as :func:`heaps` has them."""
     found: dict[int, list[Heap] | TableProblem] = {oid: [] for oid in tables}
-    for root, schema, name, heap, kind, leaf, filenode, pages in connection.execute(
-        _HEAPS, (list(tables),)
-    ):
-        there, part = found[root], TableId(schema, name)
+    for root, kind, schema, name, *facts in connection.execute(_HEAPS, (list(tables),)):
+        there, heap = found[root], Heap(TableId(schema, name), *facts)
         if isinstance(there, TableProblem):
             continue
-        if leaf and kind != "r":
-            found[root] = elsewhere(tables[root], part)
+        if heap.is_leaf and kind != "r":
+            found[root] = elsewhere(tables[root], heap.id)
         else:
-            there.append(Heap(part, int(heap), int(filenode), int(pages), bool(leaf)))
+            there.append(heap)
     return found
 
 

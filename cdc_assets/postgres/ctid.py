@@ -19,6 +19,8 @@ from typing import Self
 MAX_CHUNKS = 2000
 # The first server version with TID range scans; an older one reads the whole table for a range.
 TID_RANGE_SCANS = 140000
+# With TOAST, a chunk has so many times the pages of its heap at most.
+_TOASTED = 4
 _KEY = re.compile(r"\A(\d{4,}):(?:(\d{10})\.)?(\d{10})-(\d{10}|end)\Z")
 
 
@@ -64,3 +66,12 @@ def plan_chunks(pages: int, chunk_pages: int, *, leaf: int = 0) -> list[CtidRang
     starts = list(range(0, max(pages, 1), step))
     ends: list[int | None] = [*starts[1:], None]
     return [CtidRange(first, end, leaf) for first, end in zip(starts, ends, strict=True)]
+
+
+def heap_pages(chunk_pages: int, pages: int, toast_pages: int) -> int:
+    """How many of a table's ``pages`` a chunk has: fewer where most of its bytes are in TOAST.
+
+    Else one page may stand for gigabytes, and one chunk for a whole table.
+    """
+    fitting = _TOASTED * chunk_pages * pages // max(1, pages + toast_pages)
+    return max(1, min(chunk_pages, fitting))

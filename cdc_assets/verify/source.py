@@ -26,7 +26,7 @@ from cdc_assets.pins.reader import TextPlan, TextQuery, read_texts, share
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
-from cdc_assets.postgres.ctid import CtidRange, plan_chunks
+from cdc_assets.postgres.ctid import CtidRange, heap_pages, plan_chunks
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.row_filters import and_filter
 from cdc_assets.postgres.session.connect import uri
@@ -48,9 +48,10 @@ with recursive tree as (
     select i.inhrelid from pg_catalog.pg_inherits i join tree t on i.inhparent = t.oid
      where not i.inhdetachpending and not %(only)s
 )
-select n.nspname, c.relname, coalesce(pg_catalog.pg_relation_size(c.oid), 0)
-       / pg_catalog.current_setting('block_size')::bigint
+select n.nspname, c.relname, coalesce(pg_catalog.pg_relation_size(c.oid), 0) / b.size,
+       coalesce(pg_catalog.pg_relation_size(nullif(c.reltoastrelid, 0)), 0) / b.size
   from tree join pg_catalog.pg_class c on c.oid = tree.oid
+ cross join (select pg_catalog.current_setting('block_size')::bigint) b (size)
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where c.relkind <> 'p' order by c.oid
 """
@@ -58,10 +59,11 @@ select n.nspname, c.relname, coalesce(pg_catalog.pg_relation_size(c.oid), 0)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A relation that holds rows of a table, and its size."""
+    """A relation that holds rows of a table, its size, and that of its TOAST table."""
 
     id: TableId
     pages: int
+    toast_pages: int
 
 
 Cut = Callable[[Sequence[Part]], Iterable[tuple[Part, CtidRange]]]
@@ -235,7 +237,7 @@ def _count_source(
 ) -> int:
     total, chunk_pages = 0, lake.table.chunk_pages
     found = parts(source, lake.row.oid, only=lake.table.only)
-    for pages in whole(found, chunk_pages + chunk_pages // 2 + 1):
+    for pages in whole(found, chunk_pages + chunk_pages // 2 + 1, counted=True):
         with under(source, snapshot_name):
             query = sql.SQL("select count(*) from {} where {}{}").format(
                 lake.table.rows, sql.SQL(pages.predicate), and_filter(where)
@@ -249,14 +251,19 @@ def _count_source(
 def parts(source: psycopg.Connection[Any], oid: int, *, only: bool) -> list[Part]:
     """The relations that hold a table's rows: itself, and unless ``only`` those below it."""
     found = source.execute(_PARTS, {"oid": oid, "only": only}).fetchall()
-    return [Part(TableId(schema, name), int(pages)) for schema, name, pages in found]
+    return [Part(TableId(schema, name), *map(int, sizes)) for schema, name, *sizes in found]
 
 
-def whole(found: Sequence[Part], chunk_pages: int) -> list[CtidRange]:
-    """Ranges of about ``chunk_pages`` pages over all parts; each range is read of every part."""
+def whole(found: Sequence[Part], chunk_pages: int, *, counted: bool = False) -> list[CtidRange]:
+    """Ranges of about ``chunk_pages`` pages over all parts; each range is read of every part.
+
+    They are smaller where most is in TOAST, unless rows are only ``counted``.
+    """
     largest = max((part.pages for part in found), default=0)
-    total = max(1, sum(part.pages for part in found))
-    return plan_chunks(largest, max(1, chunk_pages * largest // total))
+    total = sum(part.pages for part in found)
+    if not counted:
+        chunk_pages = heap_pages(chunk_pages, total, sum(part.toast_pages for part in found))
+    return plan_chunks(largest, max(1, chunk_pages * largest // max(1, total)))
 
 
 _Listed = tuple[dict[str, sql.Composable], sql.Composable]

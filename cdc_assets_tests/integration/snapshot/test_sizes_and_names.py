@@ -12,6 +12,7 @@ import pytest
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.postgres.names import TableId
 from cdc_assets.snapshot.coordinator import copy_table
+from cdc_assets.verify.source import parts, whole
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.snapshot.sources import PAIR, T, U, chunk_keys
 from cdc_assets_tests.support.lake import NewLake, lake
@@ -127,3 +128,22 @@ def test_odd_names_are_copied_merged_and_verified(
         source.catch_up()
         assert source.equal(ODD)
         assert all(comparison.equal for comparison in source.verify())
+
+
+def test_a_table_whose_bytes_are_in_toast_has_chunks_of_fewer_pages(new_lake: NewLake) -> None:
+    setup = """
+    create table t (id int primary key, v text not null);
+    alter table t alter v set storage external;
+    insert into t select i, repeat('x', 8000) from generate_series(1, 2000) i;
+    """
+    with new_lake(setup, {"name": "t", "chunk_pages": 40}) as source:
+        source.pin()
+        pages = source.execute("select pg_relation_size('t') / 8192")[0][0]
+        assert 5 < pages < 40
+        assert len(chunk_keys(source)) == pages
+        with source.pipeline.connect_source("test") as connection:
+            found = parts(connection, source.row(T).oid, only=True)
+        assert len(whole(found, 40)) == pages
+        assert len(whole(found, 40, counted=True)) == 1
+        source.copy()
+        assert source.equal(T)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_assets.postgres.ctid import CtidRange, plan_chunks
+from cdc_assets.postgres.ctid import CtidRange, heap_pages, plan_chunks
 
 pages = st.integers(0, 5_000_000)
 steps = st.integers(1, 100_000)
@@ -54,3 +54,21 @@ def test_the_shape_of_keys_and_predicates_is_what_the_design_says() -> None:
 def test_anything_else_is_no_chunk(key: str) -> None:
     with pytest.raises(ValueError, match="is not a chunk"):
         CtidRange.parse(key)
+
+
+@pytest.mark.parametrize(
+    ("pages", "toast", "chunk"),
+    [
+        (0, 0, 1),
+        (10_000, 0, 2048),
+        (10_000, 30_000, 2048),
+        (10_000, 70_000, 1024),
+        (384, 2**18, 11),
+    ],
+)
+def test_a_chunk_has_fewer_pages_where_most_is_in_toast(pages: int, toast: int, chunk: int) -> None:
+    assert heap_pages(2048, pages, toast) == chunk
+
+
+def test_a_chunk_has_a_page_at_least() -> None:
+    assert heap_pages(2048, 1, 2**30) == 1
