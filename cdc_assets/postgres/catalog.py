@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Self
 
@@ -251,15 +251,15 @@ class Heap:
     ``filenode`` is its file: TRUNCATE, CLUSTER, VACUUM FULL and rewriting ALTERs give it another. A
     view and a foreign table, which are read as a whole, have none: NO_FILE. ``pages`` is the file's
     size as the file system has it: ``relpages`` may be stale or 0. ``toast_pages``: its TOAST
-    table's, too.
+    table's, too. A heap that grows is the same one.
     """
 
     id: TableId
     oid: int
     filenode: int
-    pages: int
+    pages: int = field(compare=False)
     is_leaf: bool
-    toast_pages: int = 0
+    toast_pages: int = field(default=0, compare=False)
 
 
 # Functions over oids answer as of now, regardless of the transaction's snapshot. The filenode is

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -46,7 +46,7 @@ def shapes(pipeline: Pipeline, tables: Sequence[TableId]) -> dict[TableId, Shape
                 if row.table in found:
                     parts = heaps(source, row.table, describe(source, row.table).oid)
                     found[row.table] = Shape(
-                        frozenset(replace(heap, pages=0) for heap in parts),
+                        frozenset(parts),
                         told_by_catalog(source, row, pipeline.config.publication),
                     )
     return found
