@@ -32,7 +32,8 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.verify.point import FlushTo, as_in_lake, offset_of
 from cdc_assets.verify.rows import Beside, as_of, comparable, lake_cells
 
-# Of changes since a horizon: their keys are looked at while the table is locked.
+# Of the log, that is looked at while the table is locked: of changes since a horizon; and of older
+# ones, which are searched for what they left out, in steps.
 _MOST_BYTES = 2**30
 _AGAIN = "It is read again."
 
@@ -57,7 +58,8 @@ class Done:
     """Rows applied, and of these, how many the lake had otherwise, or not: these are written.
 
     Rows left to the stream, rows removed; the log is applied to ``offset``. ``partial``: keys of
-    changes that left values out, each with the log offset of the last such change, about.
+    changes that left values out, each with the log offset of the last such change, about; up to
+    ``searched`` they were searched for.
     """
 
     applied: int
@@ -66,6 +68,7 @@ class Done:
     removed: int
     offset: int
     partial: Mapping[Key, int]
+    searched: int
 
 
 def apply(
@@ -98,7 +101,7 @@ def apply(
             raise Again(table, "it was altered, or copied anew, since it was read", _AGAIN)
         loaded = lake.loaded()
         offset = offset_of(lake_state(loaded))
-        changed, partial = _changed(store, lake, some.horizon, since, offset)
+        changed, partial, searched = _changed(store, lake, some.horizon, since, offset)
         good = counts(some.keys, changed)
         if not _comes_from(loaded, before):
             same[:] = False
@@ -112,7 +115,8 @@ def apply(
         names = [column.source.name for column in lake.key]
         correct(pipeline, session, lake, loaded, Corrections.of(rows, gone, names, some.lsn))
         applied = int(good.sum())
-        return Done(applied, len(rows), len(good) - applied, len(gone), offset, partial)
+        superseded = len(good) - applied
+        return Done(applied, len(rows), superseded, len(gone), offset, partial, searched)
 
 
 def _comes_from(loaded: Table, snapshot_id: int | None) -> bool:
@@ -145,11 +149,11 @@ def _columns(lake: LakeTable) -> tuple[object, ...]:
 
 def _changed(
     store: LogStore, lake: LakeTable, horizon: Proven, since: int, until: int
-) -> tuple[frozenset[Key] | None, Mapping[Key, int]]:
+) -> tuple[frozenset[Key] | None, Mapping[Key, int], int]:
     """The keys that the lake has changed since the horizon by the log up to ``until``; None: all.
 
     And ``Done.partial`` of changes from ``since`` on: what they left out (unchanged TOAST) the lake
-    had, and may be damaged there.
+    had, and may be damaged there. And ``Done.searched``.
     """
     table, at = lake.row.table, min(horizon.offset, since)
     window = Window(at, horizon.lsn, None, until)
@@ -158,17 +162,24 @@ def _changed(
         gone = Again if since >= horizon.offset else Rewritten
         raise gone(table, "its log since it was read is removed by now", _AGAIN)
     storage, key = Storage.of(lake.config.s3), [column.source.name for column in lake.key]
-    changed, partial, emptied, size = set[Key](), dict[Key, int](), False, 0
+    changed, partial, emptied = set[Key](), dict[Key, int](), False
+    searched, looked_at, later = since, 0, 0
     for entry in entries:
         if entry.start_offset >= until:
             break
+        is_later = entry.end_offset > horizon.offset
+        if searched >= entry.start_offset and looked_at <= _MOST_BYTES:
+            searched = max(since, min(entry.end_offset, until))
+        elif not is_later:
+            continue
         opened = entry.rows.opened(storage)
         rows = opened.read(["_op", "_commit_lsn", "_unchanged_cols", "_data"])
-        size += rows["_data"].nbytes
-        if size > _MOST_BYTES:
+        looked_at += (size := rows["_data"].nbytes)
+        later += size if is_later else 0
+        if later > _MOST_BYTES:
             raise Again(table, "it changed too much since it was read", _AGAIN)
         places, within = selected(rows, entry.start_offset, window)
-        lacking = pc.and_(pc.is_valid(rows["_unchanged_cols"]), pc.less(places, until))
+        lacking = pc.and_(pc.is_valid(rows["_unchanged_cols"]), pc.less(places, searched))
         lacking = pc.and_(lacking, pc.greater_equal(places, since))
         if not told_by_file(opened.relation()).same(lake.row):
             # Its columns may have had each other's names for a while: keys can't be told.
@@ -182,4 +193,4 @@ def _changed(
         found = changed_keys(rows.filter(within), key)
         emptied = emptied or found is None
         changed |= found or set()
-    return None if emptied else frozenset(changed), partial
+    return None if emptied else frozenset(changed), partial, searched

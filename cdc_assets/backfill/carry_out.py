@@ -103,14 +103,7 @@ def carry_out(
             return record.backfill(store, number)
         begun = record.backfill(store, number)
         before = begun.chunks_done
-        work = _Backfilling(
-            pipeline,
-            session,
-            begun,
-            flush_to,
-            on_progress,
-            stop or Event(),
-        )
+        work = _Backfilling(pipeline, session, begun, flush_to, on_progress, stop or Event())
         try:
             work.run()
         except _Other:
@@ -183,7 +176,9 @@ class _Backfilling:
                 last.partial if last is not None else {},
             )
             self._rows(work, plan)
-            work.catch_up()
+            while not work.catch_up():
+                record.search_from(store, number, work.searched_from)
+                self._look()
             reasons = [work.healed(partial(self._written, work), partial(self._await, horizons))]
             if self.backfill.replaces:
                 reasons += [self._surplus(work), work.nameless()]

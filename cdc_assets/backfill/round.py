@@ -80,16 +80,17 @@ class Round:
         except TableProblem as problem:  # of its merges: they may go on in a moment
             raise Again(self.lake.row.table, problem.what, problem.remedy) from problem
         self.horizons.reached(done.offset)
-        self.searched = done.offset
+        self.searched = done.searched
         self.partial |= done.partial
         return done
 
-    def catch_up(self) -> None:
-        """Apply the log up to now."""
+    def catch_up(self) -> bool:
+        """Apply the log up to now. Whether it is searched as far, too; else it goes on."""
         with closing(self.pipeline.connect_source("backfill")) as source:
             horizon = self.horizons.proven(source)
             nothing = pa.array([], pa.string())
-            self.apply(Looked(nothing, [], [], horizon, current_lsn(source)))
+            done = self.apply(Looked(nothing, [], [], horizon, current_lsn(source)))
+        return done.searched >= done.offset
 
     def is_proven(self, offset: int) -> bool:
         """Whether a horizon is above all that the log has before ``offset``, without waiting.
