@@ -18,7 +18,7 @@ from cdc_assets.errors import TablePaused, TableProblem
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.backfills import Applied
-from cdc_assets.materializer.reread import rows_of
+from cdc_assets.materializer.reread import pieces_of
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import check_oid
 from cdc_assets.postgres.key_lookup import Key
@@ -136,12 +136,16 @@ class Round:
                 some = keys[first : first + KEYS]
                 check_oid(source, self.lake.row.table, self.lake.row.oid)
                 horizon = self.horizons.proven(source)
-                with unaltered(self.lake):
-                    found = [row for _, row in rows_of(self.pipeline, source, self.lake, some)]
-                # A row's own key: the log has that, not another text of the same value.
-                of = {self._key(row): row for row in found}
-                rows = pa.array(of.values(), pa.string())
-                yield Looked(rows, list(of), [], horizon, current_lsn(source))
+                pieces = pieces_of(self.pipeline, source, self.lake, some)
+                while True:
+                    with unaltered(self.lake):
+                        piece = next(pieces, None)
+                    if piece is None:
+                        break
+                    # A row's own key: the log has that, not another text of the same value.
+                    of = {self._key(row): row for _, row in piece.found}
+                    rows = pa.array(of.values(), pa.string())
+                    yield Looked(rows, list(of), [], horizon, current_lsn(source))
 
     def _key(self, row: str) -> Key:
         values = json.loads(row)

@@ -32,6 +32,7 @@ from cdc_assets.log.store import LogEntry
 from cdc_assets.log.verified import note_written
 from cdc_assets.materializer.actions.commit import Change
 from cdc_assets.materializer.merge import merge
+from cdc_assets.materializer.reread import Piece
 from cdc_assets.materializer.schema.alter import current
 from cdc_assets.messages.texts import copy_anew
 from cdc_assets.pipeline import Pipeline
@@ -176,5 +177,5 @@ def forget_foreign(
     pipeline.store.note_held_up(lake.row.table, None, lake.row.epoch)
 
 
-def _never_read_again(keys: Sequence[Key]) -> list[str]:
+def _never_read_again(keys: Sequence[Key]) -> Iterator[Piece]:
     raise AssertionError(f"{len(keys)} whole rows lack a column")

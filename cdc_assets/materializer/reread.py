@@ -13,14 +13,19 @@ its COMMIT waits for a synchronous standby, long after. A row that is read in be
 that no later one repeats; and the catalog has the columns of before. So the transactions of the
 batch are awaited first. An asynchronous commit, however, is visible before it is flushed, and a
 crash takes it back: what was read counts once it can't be lost.
+
+Rows may be of any size, and so many as a batch has: they are read by short statements, and handed
+on in pieces, so that neither the source nor anybody who takes them holds all of them.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import psycopg
 from psycopg import sql
@@ -32,13 +37,35 @@ from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
 from cdc_assets.postgres.horizon import running, secured
-from cdc_assets.postgres.key_lookup import Key, KeyColumn, key_columns, lookups
+from cdc_assets.postgres.key_lookup import Key, KeyColumn, key_columns, lookups, takes_a_scan
 from cdc_assets.postgres.publication.row_filters import filtered
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.postgres.types import text_form
 
-Reread = Callable[[Sequence[Key]], list[str]]
+
+@dataclass(slots=True)
+class Piece:
+    """Of the keys that were looked up: the ``found`` ones' places, with their rows as ``_data``.
+
+    ``gone``: the places of keys without a row.
+    """
+
+    found: list[tuple[int, str]] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+
+
+Reread = Callable[[Sequence[Key]], Iterator[Piece]]
+
+# Of a piece, as JSON; it may have half as much again, and a row more.
+PIECE_BYTES = 32 * 10**6
+# Of what one statement should read. It is ended at the second one, and the keys that it hasn't come
+# to are looked up by further ones: a row may be far larger than those before it.
+_STATEMENT_BYTES, _MOST_BYTES = PIECE_BYTES // 4, PIECE_BYTES // 2
+# Keys of the first statement, when nothing is known of the rows, and of any.
+_FIRST_KEYS, _MOST_KEYS = 32, 500
+# What a key without a row counts, at least.
+_KEY_BYTES = 100
 
 # How long a batch's transactions are awaited: a merge holds its table's lock meanwhile.
 VISIBLE_SECONDS = 10.0
@@ -120,20 +147,20 @@ def count_read(pipeline: Pipeline, source: Connection, lake: LakeTable) -> None:
 def rereader(
     pipeline: Pipeline, lake: LakeTable, transactions: Callable[[], frozenset[str]]
 ) -> Reread:
-    """A function from keys to rows, both in text form; rows are JSON as in ``_data``.
+    """A function from keys to rows, both in text form.
 
     ``transactions``: the ids of those that changed the keys' rows in the batch.
 
-    The log records that the table isn't whole before the moment that they were read at.
+    Once the last piece is taken, the log records that the table isn't whole before that moment: no
+    row counts before.
     """
 
-    def reread(keys: Sequence[Key]) -> list[str]:
+    def reread(keys: Sequence[Key]) -> Iterator[Piece]:
         with pipeline.connect_source("repair", reads=True) as source:
             check_oid(source, lake.row.table, lake.row.oid)
             await_visible(source, lake, transactions())
-            found = rows_of(pipeline, source, lake, keys)
+            yield from pieces_of(pipeline, source, lake, keys)
             count_read(pipeline, source, lake)
-        return [row for _, row in found]
 
     return reread
 
@@ -141,24 +168,75 @@ def rereader(
 def rows_of(
     pipeline: Pipeline, source: Connection, lake: LakeTable, keys: Sequence[Key]
 ) -> list[tuple[int, str]]:
+    """The rows that ``source`` shows of ``keys``, all at once; see :func:`pieces_of`."""
+    return [row for piece in pieces_of(pipeline, source, lake, keys) for row in piece.found]
+
+
+def pieces_of(
+    pipeline: Pipeline, source: Connection, lake: LakeTable, keys: Sequence[Key]
+) -> Iterator[Piece]:
     """The rows that ``source`` shows of ``keys``: a key's place among them, and JSON as ``_data``.
 
-    Raises TableProblem where a column of the key is gone, or columns were renamed meanwhile.
+    No statement is under way while a piece is used, but where a lookup takes a scan. Raises
+    TableProblem where a column of the key is gone, or columns were renamed meanwhile.
     """
-    found: list[tuple[int, str]] = []
     now = column_names(source, lake)
-    for place, *texts in _looked_up(pipeline, source, lake, keys, now, texts_of_row(lake, now)):
-        values = zip(lake.columns, texts, strict=True)
-        row = json.dumps({c.source.name: c.masked(v) for c, v in values})
-        found.append((place, row))
+    lookup = _Lookup(pipeline, source, lake, now, texts_of_row(lake, now))
+    piece, size = Piece(), 0
+    for part in _parts(lookup, lake, keys):
+        piece.found += part.found
+        piece.gone += part.gone
+        size += sum(len(row) for _, row in part.found)
+        size += sum(_KEY_BYTES + sum(len(t or "") for t in keys[place]) for place in part.gone)
+        if size >= PIECE_BYTES:
+            if lookup.scans:  # the statement is under way, and nobody can rename what it reads
+                with pipeline.connect_source("repair") as beside:
+                    refuse_renamed(beside, lake, now)
+            else:
+                refuse_renamed(source, lake, now)
+            yield piece
+            piece, size = Piece(), 0
+        del part
     refuse_renamed(source, lake, now)
-    return found
+    if piece.found or piece.gone:
+        yield piece
+
+
+def _parts(lookup: _Lookup, lake: LakeTable, keys: Sequence[Key]) -> Iterator[Piece]:
+    """What a statement each finds; of one that scans the table, some rows at a time."""
+    due = [*reversed(range(len(keys)))]
+    step = len(keys) if lookup.scans else _FIRST_KEYS
+    while due:
+        some = due[: -step - 1 : -1]
+        del due[-step:]
+        left, part, size, ended = set(some), Piece(), 0, True
+        with closing(lookup.rows([keys[place] for place in some])) as rows:
+            for at, *texts in rows:
+                values = zip(lake.columns, texts, strict=True)
+                row = json.dumps({c.source.name: c.masked(v) for c, v in values})
+                part.found.append((some[at], row))
+                left.discard(some[at])
+                size += len(row)
+                if size < _MOST_BYTES:
+                    continue
+                if not lookup.scans:
+                    ended = False
+                    break
+                yield part
+                part, size = Piece(), 0
+        if ended:
+            part.gone = [place for place in some if place in left]
+        else:
+            due += [place for place in reversed(some) if place in left]
+        fits = len(some) * _STATEMENT_BYTES // max(1, size) if ended else len(part.found) // 2
+        step = len(keys) if lookup.scans else max(1, min(fits, 2 * step, _MOST_KEYS))
+        yield part
 
 
 def there(
     pipeline: Pipeline, source: Connection, lake: LakeTable, keys: Sequence[Key]
 ) -> frozenset[int]:
-    """The places of the keys that ``source`` shows a row of. Raises as :func:`rows_of`.
+    """The places of the keys that ``source`` shows a row of. Raises as :func:`pieces_of`.
 
     Where the lake has a column of the key as text, 1.0 isn't 1.00, which is equal to it at the
     source: a key that became the other one is a row of its own.
@@ -172,26 +250,37 @@ def there(
     select = sql.SQL(", ").join(as_text.values() or [sql.SQL("null")])
     found = frozenset(
         place
-        for place, *texts in _looked_up(pipeline, source, lake, keys, now, select)
+        for place, *texts in _Lookup(pipeline, source, lake, now, select).rows(keys)
         if all(keys[place][column] == text for column, text in zip(as_text, texts, strict=False))
     )
     refuse_renamed(source, lake, now)
     return found
 
 
-def _looked_up(
-    pipeline: Pipeline,
-    source: Connection,
-    lake: LakeTable,
-    keys: Sequence[Key],
-    now: Mapping[int, str],
-    select: sql.Composable,
-) -> Iterator[tuple[Any, ...]]:
-    """What is selected of the rows ``t`` of the keys, each behind its key's place."""
-    query = sql.SQL("select k.n, {} from {} join {} t on {}")
-    key, where = _key(source, lake), row_filter(source, pipeline.config, lake.row)
-    numbers = {c.source.number for c in [*lake.columns, *lake.key]}
-    rows = filtered(lake.table.rows, where, [n for number, n in now.items() if number in numbers])
-    for some in lookups(key, keys):
-        for n, *values in source.execute(query.format(select, some.listed, rows, some.equal)):
-            yield some.first + int(n) - 1, *values
+class _Lookup:
+    """What is selected of rows ``t``, by their keys. ``scans``: a statement reads all the table."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        source: Connection,
+        lake: LakeTable,
+        now: Mapping[int, str],
+        select: sql.Composable,
+    ) -> None:
+        self._source, self._select = source, select
+        self._key, where = _key(source, lake), row_filter(source, pipeline.config, lake.row)
+        numbers = {c.source.number for c in [*lake.columns, *lake.key]}
+        columns = [name for number, name in now.items() if number in numbers]
+        self._rows = filtered(lake.table.rows, where, columns)
+        self.scans = takes_a_scan(self._key)
+
+    def rows(self, keys: Sequence[Key]) -> Generator[tuple[Any, ...]]:
+        """Those of the rows of ``keys``, each behind its key's place, as the server sends them."""
+        query = sql.SQL("select k.n, {} from {} join {} t on {}")
+        for some in lookups(self._key, keys):
+            statement = query.format(self._select, some.listed, self._rows, some.equal)
+            streamed = cast("Generator[tuple[Any, ...]]", self._source.cursor().stream(statement))
+            with closing(streamed) as found:  # what is left of the statement is canceled
+                for n, *values in found:
+                    yield some.first + int(n) - 1, *values

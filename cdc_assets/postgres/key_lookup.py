@@ -81,6 +81,11 @@ class Lookup:
     equal: sql.Composable
 
 
+def takes_a_scan(columns: Sequence[KeyColumn]) -> bool:
+    """Whether no index helps to find rows."""
+    return any(column.read_by == "nothing" for column in columns)
+
+
 def lookups(columns: Sequence[KeyColumn], keys: Sequence[Key]) -> Iterator[Lookup]:
     """``keys`` in parts: _LOOKUP_KEYS at a time, or all at once if the lookup takes a scan."""
     names = [sql.Identifier(f"k{i}") for i in range(len(columns))]
@@ -88,8 +93,7 @@ def lookups(columns: Sequence[KeyColumn], keys: Sequence[Key]) -> Iterator[Looku
         column.equals(sql.SQL("k.{}").format(name))
         for column, name in zip(columns, names, strict=True)
     )
-    scans = any(column.read_by == "nothing" for column in columns)
-    step = max(1, len(keys)) if scans else _LOOKUP_KEYS
+    step = max(1, len(keys)) if takes_a_scan(columns) else _LOOKUP_KEYS
     for start in range(0, len(keys), step):
         some = keys[start : start + step]
         texts = zip(*some, strict=True)

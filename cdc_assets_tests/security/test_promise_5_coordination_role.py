@@ -94,7 +94,7 @@ def test_no_registered_oid_says_which_columns_of_a_table_are_read(copied: Plante
     [(oid,)] = copied.lake.execute("select 'secret'::regclass::oid")
     copied.plant("update tables set oid = %s", oid)
     with pytest.raises(TableProblem, match="isn't the one that is registered"):
-        rereader(copied.lake.pipeline, copied.lake.lake_table(T), frozenset)([("1",)])
+        list(rereader(copied.lake.pipeline, copied.lake.lake_table(T), frozenset)([("1",)]))
 
 
 def test_no_number_that_is_none_gets_into_spark(copied: Planted) -> None:

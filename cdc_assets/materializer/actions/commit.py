@@ -7,8 +7,8 @@ append the new ones. Readers see one step, and each commit carries the cursor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
@@ -106,16 +106,35 @@ class Merged:
         )
 
 
-def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | None) -> None:
-    """Delete the rows of ``delete``, then append ``new``, which has the table's columns."""
+def commit(
+    change: Change,
+    *,
+    delete: Deletion | None = None,
+    new: DataFrame | None,
+    again: Generator[DataFrame] | None = None,
+) -> None:
+    """Delete the rows of ``delete``, then append ``new``, and what is read ``again``, in pieces.
+
+    All have the table's columns. What is read again is read meanwhile, and counts once no piece is
+    left: before the last rows are appended.
+    """
     session, lake = change.session, change.lake
     with published(session, lake, change.state, change.loaded) as draft:
         if delete is not None:
             with _settings(change, delete):
                 _delete(session, draft.sql_name, delete)
+        options = _compressed(change)
+        if again is not None:
+            with closing(again):
+                last = next(again, None)
+                for piece in again:
+                    assert last is not None
+                    append(session, lake, change.state, draft, None, _whole(change, last), options)
+                    last = piece
+            new = last if new is None else new.unionByName(last) if last is not None else new
         # Even without rows: a delete of whole files or of nothing doesn't carry the cursor.
         rows = _whole(change, new) if new is not None else None
-        append(session, lake, change.state, draft, change.cursor, rows, _compressed(change))
+        append(session, lake, change.state, draft, change.cursor, rows, options)
 
 
 @contextmanager

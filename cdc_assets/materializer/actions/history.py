@@ -10,20 +10,23 @@ row of its key in the lake, else from the source. A key's newest row is the one 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, repeat
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from cdc_assets.lake.spark.sending import repeated
+from cdc_assets.lake.spark.sending import repeated, sent
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.lake.values import as_lake, named, texts_of
 from cdc_assets.log.staged.files import OLD_KEY
 from cdc_assets.materializer.actions.commit import Change, Merged, commit
-from cdc_assets.materializer.fold import JSON, Event, relinked_keys, text_struct
+from cdc_assets.materializer.fold import JSON, Event, parsed, relinked_keys, text_struct
 from cdc_assets.postgres.key_lookup import Key
 
 _META = ("off", "op", "lsn", "ts", "xid")
@@ -32,13 +35,13 @@ _META = ("off", "op", "lsn", "ts", "xid")
 def append_history(change: Change) -> Merged:
     """Append a row for each change of the batch, whose events are of WHOLE_SCHEMA."""
     with ExitStack() as cleanup:
-        rows, repaired = _rows(change, cleanup)
-        commit(change, new=rows)
-    return Merged(change.facts.rows, 0, repaired)
+        rows, lacking = _rows(change, cleanup)
+        commit(change, new=rows, again=lacking.rows(change) if lacking else None)
+    return Merged(change.facts.rows, 0, len(lacking.keys) if lacking else 0)
 
 
-def _rows(change: Change, cleanup: ExitStack) -> tuple[DataFrame, int]:
-    """The rows of the batch for the lake, and how many were read again.
+def _rows(change: Change, cleanup: ExitStack) -> tuple[DataFrame, Lacking | None]:
+    """The rows of the batch for the lake, and those that lack values of the source's.
 
     ``cleanup`` frees the frames that Spark keeps of them: nothing else ever would.
     """
@@ -47,15 +50,16 @@ def _rows(change: Change, cleanup: ExitStack) -> tuple[DataFrame, int]:
     left_out = [name for name in texts if name in facts.unchanged]
     if not left_out or not key:
         row = F.from_json("data", text_struct(texts), JSON).alias("row")
-        return _labelled(as_lake(events.select(row, *_META), lake.columns, "row", *_META), lake), 0
+        whole = as_lake(events.select(row, *_META), lake.columns, "row", *_META)
+        return _labelled(whole, lake), None
     filled = _from_batch(change, key, texts, left_out).persist()
     cleanup.callback(filled.unpersist)
     whole = as_lake(filled.where("source is null"), lake.columns, "row", *_META)
     partial = filled.where("source is not null")
     if partial.isEmpty():
-        return _labelled(whole, lake), 0
-    rows, repaired = _from_lake(change, partial, left_out, cleanup)
-    return _labelled(whole.unionByName(rows), lake), repaired
+        return _labelled(whole, lake), None
+    rows, lacking = _from_lake(change, partial, left_out, cleanup)
+    return _labelled(whole.unionByName(rows), lake), lacking
 
 
 def _labelled(rows: DataFrame, lake: LakeTable) -> DataFrame:
@@ -197,10 +201,46 @@ def linked_values(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """Rows, typed, whose values ``unknown`` the lake lacks: those of the keys ``source``.
+
+    ``keys``: all of these, each once.
+    """
+
+    partial: DataFrame
+    left_out: Sequence[str]
+    keys: Sequence[Key]
+
+    def rows(self, change: Change) -> Generator[DataFrame]:
+        """The rows with the values that the source has now, in pieces; NULL where it has no row."""
+        session, lake = change.session, change.lake
+        number = {name: f"c{i}" for i, name in enumerate(texts_of(lake))}
+        for piece in change.reread(self.keys):
+            places = [*(place for place, _ in piece.found), *piece.gone]
+            data = chain((row for _, row in piece.found), repeat(None, len(piece.gone)))
+            columns = zip(*(self.keys[place] for place in places), strict=True)
+            key = pa.StructArray.from_arrays(
+                [pa.array(texts, pa.string()) for texts in columns],
+                names=[c.source.name for c in lake.key],
+            )
+            again = sent(session, pa.table({"of": key, "data": pa.array(data, pa.string())}))
+            piece.found.clear()  # it may be large, and isn't needed while it is written
+            read = as_lake(
+                parsed(again, texts_of(lake), "of"), lake.columns, "row", "of", read_later=True
+            )
+            del again
+            old = read.select(
+                "of", *(F.col(number[n]).alias(f"old_{i}") for i, n in enumerate(self.left_out))
+            )
+            joined = self.partial.join(old, F.col("source") == F.col("of"))
+            yield _labelled(_completed(joined, self.left_out, lake), lake)
+
+
 def _from_lake(
     change: Change, partial: DataFrame, left_out: Sequence[str], cleanup: ExitStack
-) -> tuple[DataFrame, int]:
-    """The rows of ``partial`` with the lake's values in the columns ``unknown``."""
+) -> tuple[DataFrame, Lacking | None]:
+    """The rows of ``partial`` with the lake's values in the columns ``unknown``, and the others."""
     session, lake = change.session, change.lake
     keys = [f"s{i}" for i in range(len(lake.key))]
     called = {c.source.name: c.name for c in lake.columns}
@@ -240,37 +280,27 @@ def _from_lake(
         partial.where("came").select(F.col("source").alias("of"), F.col("came").alias("of_came"))
     ).distinct()
     lacking = list({tuple(row[0]): None for row in wanted.collect()})
-    if lacking:
-        again = session.createDataFrame([(text,) for text in change.reread(lacking)], "data string")
-        again = again.select(
-            F.from_json("data", text_struct(texts_of(lake)), JSON).alias("row"),
-            F.from_json("data", text_struct(c.source.name for c in lake.key), JSON).alias("of"),
-        )
-        read = as_lake(again, lake.columns, "row", "of", read_later=True)
-        number = {name: i for i, name in enumerate(texts_of(lake))}
-        newest = newest.unionByName(
-            read.join(F.broadcast(wanted), "of").select(
-                "of",
-                "of_came",
-                *(F.col(f"c{number[n]}").alias(f"old_{i}") for i, n in enumerate(left_out)),
+    same = (F.col("source") == F.col("of")) & (F.col("came") == F.col("of_came"))
+    if not lacking:
+        return _completed(rows.join(newest, same, "left"), left_out, lake), None
+    rest = rows.join(F.broadcast(wanted), same, "left_semi")
+    rows = rows.join(F.broadcast(wanted), same, "left_anti").join(newest, same, "left")
+    return _completed(rows, left_out, lake), Lacking(rest, left_out, lacking)
+
+
+def _completed(joined: DataFrame, left_out: Sequence[str], lake: LakeTable) -> DataFrame:
+    """Rows beside the values ``old_…`` of what they left out."""
+    places = {name: f"old_{i}" for i, name in enumerate(left_out)}
+    return joined.select(
+        *(
+            (
+                F.when(F.array_contains("unknown", name), F.col(places[name]))
+                .otherwise(F.col(f"c{i}"))
+                .alias(f"c{i}")
+                if name in places
+                else F.col(f"c{i}")
             )
-        )
-    places = dict(zip(left_out, old, strict=True))
-    same = (rows["source"] == newest["of"]) & (rows["came"] == newest["of_came"])
-    joined = rows.join(newest, same, "left")
-    return (
-        joined.select(
-            *(
-                (
-                    F.when(F.array_contains("unknown", name), F.col(places[name]))
-                    .otherwise(F.col(f"c{i}"))
-                    .alias(f"c{i}")
-                    if name in places
-                    else F.col(f"c{i}")
-                )
-                for i, name in enumerate(texts_of(lake))
-            ),
-            *_META,
+            for i, name in enumerate(texts_of(lake))
         ),
-        len(lacking),
+        *_META,
     )

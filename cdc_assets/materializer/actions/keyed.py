@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc_assets.config.tables import DELETED_AT
@@ -49,24 +49,25 @@ def merge_keyed(change: Change) -> Merged:
         upserts, deletes, partial = int(counts[0]), int(counts[1]), int(counts[2])
         live = "unknown is null" if keeps else "unknown is null and op = 'U'"
         new = as_lake(folded.where(live), lake.columns, "row", "gone")
-        repaired = 0
+        missing = list[Key]()
         if partial:
             left_out = [n for n in texts if n in facts.unchanged or (keeps and n not in key)]
             rows = folded.where("unknown is not null")
-            filled, repaired = _filled(change, rows, left_out, cleanup)
+            filled, missing = _filled(change, rows, left_out, cleanup)
             new = new.unionByName(filled)
-        marked = F.timestamp_micros("gone").alias(DELETED_AT)
-        new = new.select(*named(lake.columns), *([marked] if keeps else []))
+        new = new.select(*_columns(change))
         delete = change.emptying
         if delete is None and lake.has_rows(change.state):
             delete = of_frame(lake, folded, bounds_from(lake, counts[3:]))
-        commit(change, delete=delete, new=new if upserts or (keeps and deletes) else None)
-        return Merged(upserts, deletes, repaired)
+        has_rows = upserts or (keeps and deletes)
+        again = _reread(change, missing)
+        commit(change, delete=delete, new=new if has_rows else None, again=again)
+        return Merged(upserts, deletes, len(missing))
 
 
 def _merge_winners(change: Change, won: Winners) -> Merged:
     session, lake, state = change.session, change.lake, change.state
-    delete, new, repaired = change.emptying, None, 0
+    delete, new, missing = change.emptying, None, list[Key]()
     if delete is None and lake.has_rows(state):
         fewer = len(won.earlier) < len(won.keys) and change.inserts_add()
         keys = won.earlier if fewer else won.keys
@@ -75,15 +76,15 @@ def _merge_winners(change: Change, won: Winners) -> Merged:
     if len(won.rows):
         new = as_lake(sent(session, won.rows), lake.columns, "row")
     if len(won.partial):
-        rows, repaired = _completed(change, won.partial)
+        rows, missing = _completed(change, won.partial)
         new = rows if new is None else new.unionByName(rows)
     if new is not None:
-        new = new.select(*named(lake.columns))
-    commit(change, delete=delete, new=new)
-    return Merged(won.upserted, won.deleted, repaired)
+        new = new.select(*_columns(change))
+    commit(change, delete=delete, new=new, again=_reread(change, missing))
+    return Merged(won.upserted, won.deleted, len(missing))
 
 
-def _completed(change: Change, partial: pa.Table) -> tuple[DataFrame, int]:
+def _completed(change: Change, partial: pa.Table) -> tuple[DataFrame, list[Key]]:
     """:func:`_filled` of ``winners.Winners.partial``; what is found is looked for first."""
     session, lake, key = change.session, change.lake, [c.source.name for c in change.lake.key]
     rows = sent(session, partial).withColumn("gone", F.lit(None).cast("bigint"))
@@ -97,15 +98,15 @@ def _completed(change: Change, partial: pa.Table) -> tuple[DataFrame, int]:
         if (values := tuple(one[name] for name in key)) not in found
     ]
     whole = _with_old(change, rows, names, bounds).dropDuplicates(["key"]).drop("key", "gone")
-    return _reread(change, whole, missing)
+    return whole, missing
 
 
 def _filled(
     change: Change, partial: DataFrame, left_out: Sequence[str], cleanup: ExitStack
-) -> tuple[DataFrame, int]:
-    """Complete rows that lack columns: from the table's row under the source key, else reread.
+) -> tuple[DataFrame, list[Key]]:
+    """Complete rows that lack columns, from the table's row under the source key.
 
-    Returns the typed rows, and how many had to be read again from the source.
+    Returns the typed rows, and the keys of those that have to be read again from the source.
     """
     # A table whose copy was resumed on another snapshot may have a row twice until the row's first
     # change is applied: this one. Either will do (invariant 8): later changes settle differences.
@@ -119,7 +120,7 @@ def _filled(
         .join(found.select("key"), "key", "left_anti")
         .collect()
     ]
-    return _reread(change, found.drop("key"), missing)
+    return found.drop("key"), missing
 
 
 def _with_old(
@@ -174,11 +175,24 @@ def _in_table(
     return F.broadcast(by_source).join(target, condition, "inner")
 
 
-def _reread(change: Change, rows: DataFrame, missing: Sequence[Key]) -> tuple[DataFrame, int]:
-    """``rows`` and those of the ``missing`` keys, as the source has them now."""
+def _reread(change: Change, missing: Sequence[Key]) -> Generator[DataFrame]:
+    """The rows of the ``missing`` keys, as the source has them now: the table's, in pieces."""
     if not missing:
-        return rows, 0
+        return
     session, lake = change.session, change.lake
-    again = session.createDataFrame([(text,) for text in change.reread(missing)], "data string")
-    read = as_lake(parsed(again, texts_of(lake)), lake.columns, "row", read_later=True)
-    return rows.unionByName(read, allowMissingColumns=True), len(missing)
+    for piece in change.reread(missing):
+        if piece.found:
+            data = pa.array((row for _, row in piece.found), pa.string())
+            piece.found.clear()  # it may be large, and isn't needed while it is written
+            again = parsed(sent(session, pa.table({"data": data})), texts_of(lake))
+            rows = as_lake(again, lake.columns, "row", read_later=True)
+            del data, again
+            gone = F.lit(None).cast("bigint").alias("gone")
+            yield rows.select("*", gone).select(*_columns(change))
+
+
+def _columns(change: Change) -> list[Column]:
+    """The table's columns, of :func:`as_lake` and the time ``gone``."""
+    lake = change.lake
+    marked = [F.timestamp_micros("gone").alias(DELETED_AT)]
+    return [*named(lake.columns), *(marked if lake.row.mode == "soft_delete" else [])]

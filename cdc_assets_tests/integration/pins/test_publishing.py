@@ -144,7 +144,9 @@ def test_only_a_tables_own_rows_are_read_again(source: Bench) -> None:
     source.flush(config)
     with Pipeline.open(config) as pipeline:
         (row,) = pipeline.store.tables()
-        (found,) = rereader(pipeline, LakeTable(config, config.tables[0], row), frozenset)([("1",)])
+        reread = rereader(pipeline, LakeTable(config, config.tables[0], row), frozenset)
+        (piece,) = reread([("1",)])
+    ((_, found),) = piece.found
     assert '"own"' in found
 
 
