@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -23,9 +24,12 @@ from cdc_assets.materializer.actions.keys import (
     of_keys,
     within,
 )
-from cdc_assets.materializer.fold import fold, parsed
+from cdc_assets.materializer.fold import JSON, fold, parsed, text_struct
 from cdc_assets.materializer.winners import Winners, winners
 from cdc_assets.postgres.key_lookup import Key
+
+# Changes of a batch whose rows are large, since it is too large for ``winners`` with so few.
+_FEW = 20_000
 
 
 def merge_keyed(change: Change) -> Merged:
@@ -35,6 +39,8 @@ def merge_keyed(change: Change) -> Merged:
     keeps = lake.row.mode == "soft_delete"
     if not keeps and (won := winners(change.batch, facts, key, texts)) is not None:
         return _merge_winners(change, won)
+    if not keeps and not facts.unchanged and facts.rows <= _FEW:
+        return _merge_few(change)
     with ExitStack() as cleanup:
         folded = fold(
             change.session, change.events, facts, key, texts, keep_deleted=keeps
@@ -82,6 +88,35 @@ def _merge_winners(change: Change, won: Winners) -> Merged:
         new = new.select(*_columns(change))
     commit(change, delete=delete, new=new, again=_reread(change, missing))
     return Merged(won.upserted, won.deleted, len(missing))
+
+
+def _merge_few(change: Change) -> Merged:
+    """A batch of few changes, all with whole rows: no row is sorted, grouped or kept in memory.
+
+    Each of these would copy it. The rows are read twice instead: first for their keys alone.
+    """
+    session, lake, facts = change.session, change.lake, change.facts
+    key = [c.source.name for c in lake.key]
+    events = change.events
+    if facts.truncate is not None:
+        events = events.where(F.col("off") > facts.truncate)
+    last = (
+        events.select("off", "op", F.from_json("data", text_struct(key), JSON).alias("key"))
+        .groupBy("key")
+        .agg(F.max("off").alias("off"), F.max_by("op", "off").alias("op"))
+        .toArrow()
+    )
+    keys, stay = last.select(["key"]), last.filter(pc.not_equal(last["op"], "D")).select(["off"])
+    delete, new = change.emptying, None
+    if delete is None and lake.has_rows(change.state) and len(keys):
+        delete = of_keys(lake, keys, lambda: sent(session, keys))
+    if len(stay):
+        if len(stay) < facts.rows:
+            events = events.join(F.broadcast(sent(session, stay)), "off", "left_semi")
+        texts = texts_of(lake)
+        new = as_lake(parsed(events, texts), lake.columns, "row").select(*named(lake.columns))
+    commit(change, delete=delete, new=new)
+    return Merged(len(stay), len(keys) - len(stay))
 
 
 def _completed(change: Change, partial: pa.Table) -> tuple[DataFrame, list[Key]]:
