@@ -44,6 +44,8 @@ from cdc_assets.snapshot.worker import TABLE_CHANGED
 # Of text, of one transaction; more than so many times that is read again in smaller parts.
 PART_BYTES = 16 * 2**20
 _FAR_MORE = 4
+# More than the rows of a page of any size.
+_LINES = 2048
 _LOOK_SECONDS = 0.2
 # Whoever waits for a locked table neither pauses nor ends.
 _PATIENCE = sql.SQL("select pg_catalog.set_config('lock_timeout', '10s', true)").format()
@@ -231,24 +233,51 @@ class _Reader:
     def _some(self, chunk: int, pages: CtidRange, heap: int) -> Iterator[Part]:
         """The rows of some pages; in halves if they are far more than a part should have."""
         count = (heap if pages.end_block is None else pages.end_block) - pages.first_block
-        most = _FAR_MORE * PART_BYTES if count > 1 else None
+        most = _FAR_MORE * PART_BYTES if count > 0 else None  # a view has no pages
         part = self._read(chunk, pages, most, count)
         if part is not None:
             yield part
+            return
+        if count == 1:
+            yield from self._lines(chunk, pages.first_block, 0, _LINES)
+            if pages.end_block is None:
+                yield from self._some(chunk, replace(pages, first_block=heap), heap)
             return
         middle = pages.first_block + count // 2
         yield from self._some(chunk, replace(pages, end_block=middle), heap)
         yield from self._some(chunk, replace(pages, first_block=middle), heap)
 
-    def _read(self, chunk: int, pages: CtidRange, most: int | None, count: int) -> Part | None:
-        """None if they are more than ``most`` bytes. ``count``: of the pages; 0 by an index."""
+    def _lines(self, chunk: int, page: int, first: int, end: int) -> Iterator[Part]:
+        """The rows of a page, whose TOAST may have gigabytes: in halves, down to a single row."""
+        lines = f"ctid >= '({page},{first})'::tid and ctid < '({page},{end})'::tid"
+        most = _FAR_MORE * PART_BYTES if end - first > 1 else None
+        part = self._read(chunk, CtidRange(page, page + 1), most, 0, lines)
+        if part is not None:
+            yield part
+            return
+        middle = (first + end) // 2
+        yield from self._lines(chunk, page, first, middle)
+        yield from self._lines(chunk, page, middle, end)
+
+    def _read(
+        self,
+        chunk: int,
+        pages: CtidRange,
+        most: int | None,
+        count: int,
+        lines: str | None = None,
+    ) -> Part | None:
+        """None if they are more than ``most`` bytes. ``count``: of the pages, if all are read.
+
+        ``lines``: a condition on those of a single page.
+        """
         lake, began, source = self._plan.lake, time.monotonic(), self._source
         check_oid(source, lake.row.table, lake.row.oid)
         names = column_names(source, lake)
         # A filter of the table comes first: what it leaves out isn't looked at any further.
         where = [row_filter(source, self._pipeline.config, lake.row), self._plan.predicate]
         by_index = self._plan.by_index and pages == WHOLE
-        within = [] if by_index or not self._plan.has_pages else [pages.predicate]
+        within = [] if by_index or not self._plan.has_pages else [lines or pages.predicate]
         among = " and ".join([*within, *(f"({one})" for one in where if one is not None)])
         numbers = {c.source.number for c in [*lake.columns, *lake.key]}
         rows = filtered(lake.table.rows, among, [n for at, n in names.items() if at in numbers])
@@ -268,7 +297,7 @@ class _Reader:
             refuse_changed(source, self._pipeline, lake, self._plan.files)
             refuse_renamed(source, lake, names)
         seconds = time.monotonic() - began
-        if not by_index:
+        if count > 0:
             self._pace.took(max(seconds, self._plan.hold_at_most * size / PART_BYTES), count)
         lsn = current_lsn(source)
         return Part(chunk, keys, pa.array(data, pa.string()), horizon, lsn, seconds)
